@@ -1,0 +1,107 @@
+"""Settings as frozen dataclasses: one comment with its unit per field; the command line is made from them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Gate = Literal["action", "response", "token"]
+AnswerSchedule = Literal["none", "paper", "code"]
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How episodes are made."""
+
+    problems: int = 16  # P, questions per rollout batch
+    group_size: int = 5  # G, rollouts per question (at least 2)
+    max_searches: int = 4  # turns that may search
+    max_tokens: int = 160  # tokens of a row, prompt and retrieved text included
+    top_k: int = 1  # passages per search
+    temperature: float = 1.0  # of the sampler and of every log-prob
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The objective: a policy term and weighted regularizers; a weight of 0 leaves the term out."""
+
+    scale_advantage: bool = True  # divide by the group's standard deviation (False: Dr. GRPO)
+    aggregation: Aggregation = "token-mean"  # of the policy term, KL and entropy
+    ratio_level: Literal["token", "sequence"] = "token"  # "sequence": GSPO
+    clip_low: float = 0.2  # lower clip range of the ratio
+    clip_high: float = 0.2  # upper clip range; larger than clip_low: Clip-Higher
+    ratio_cap: float | None = None  # hard cap of the ratio (Lp-Reg's U)
+    negative_weight: float = 1.0  # factor on negative advantages (a causal control)
+    top_entropy: float = 1.0  # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
+    clip_cov_share: float = 0.0  # share of tokens whose gradient Clip-Cov drops
+    kl_cov_coef: float = 0.0  # weight of KL-Cov's penalty
+    kl_cov_share: float = 0.002  # share of tokens that KL-Cov penalises
+    nthr: bool = False  # scale down negative tokens by NTHR
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    kl_coef: float = 0.001  # weight of the KL to the reference policy
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of that KL
+    old_kl_coef: float = 0.0  # weight of a plain KL to the old policy on all tokens (a causal control)
+    llds_coef: float = 0.0  # lambda of LLDS
+    llds_gate: Gate = "action"  # where LLDS may act
+    llds_normalizer: Literal["preserved", "all"] = "preserved"  # tokens of A >= 0 rows (paper) or all (code)
+    llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
+    lp_reg_coef: float = 0.0  # beta of Lp-Reg
+    lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
+    lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
+    lp_reg_threshold: float = 0.02  # kappa (min-p) or tau (fixed)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    seed: int = 0  # of questions, sampling and minibatch order
+    steps: int = 150  # rollout batches
+    updates_per_batch: int = 10  # optimiser updates per rollout batch (Search-R1: 10)
+    lr: float = 3e-4  # AdamW learning rate after warm-up
+    warmup_batches: int = 0  # linear learning-rate warm-up, in rollout batches
+    grad_clip: float = 1.0  # largest gradient norm
+    betas: tuple[float, float] = (0.9, 0.999)  # AdamW
+    eval_every: int = 10  # batches between held-out evaluations (0 = never)
+    probe_every: int = 1  # batches between scorings of the fixed probe set
+    checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
+    rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
+    policy: str = "tiny"  # "tiny", or a Hugging Face model name or path
+    method: str = "grpo"  # the preset that `loss` came from
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+
+
+@dataclass(frozen=True)
+class DemonstrationConfig:
+    """How noisy the demonstrations of the warm start are."""
+
+    corrupt: float = 0.25  # probability that a hop searches for the wrong thing
+    give_up: float = 0.3  # probability of answering from a wrong passage
+    filler_words: float = 5.0  # mean filler words of a think block
+    filler_words_failing: float = 9.0  # the same in a hop that fails
+    max_searches: int = 4  # searches before the episode ends without an answer
+
+
+@dataclass(frozen=True)
+class WarmstartConfig:
+    """Supervised training of the tiny searcher from nothing."""
+
+    seed: int = 0  # of initial weights, questions and demonstrations
+    plain_steps: int = 600  # optimiser updates on demonstrations without noise or filler: learn to copy
+    steps: int = 1200  # optimiser updates in all
+    batch: int = 64  # demonstrations an update
+    steps_per_world: int = 2  # updates before the facts are permuted afresh
+    lr: float = 2e-3  # AdamW, linear warm-up over 100 updates, then linear decay
+    width: int = 64  # hidden size
+    layers: int = 3  # transformer layers
+    heads: int = 4  # attention heads
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+
+
+def data_dir() -> Path:
+    """The project's data/ folder, beside the package."""
+    path = Path(__file__).resolve().parent.parent / "data"
+    if not path.is_dir():
+        raise FileNotFoundError(f"no data folder at {path}: install from a clone with 'pip install -e .'")
+    return path

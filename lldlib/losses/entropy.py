@@ -1,0 +1,124 @@
+"""Entropy and KL terms: the reference KL, the entropy bonus, 80/20, KL-Cov and Clip-Cov."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lldlib.losses.aggregate import Number, RowOrToken, keep, log_ratio, per_token, rounded_up
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def kl_to_reference(
+    logp: Float[Tensor, "B T"],
+    ref_logp: Float[Tensor, "B T"],
+    action_mask: Bool[Tensor, "B T"] | None = None,
+    estimator: Estimator = "k3",
+) -> Float[Tensor, "B T"]:
+    """Per-token one-sample estimate of KL(policy || reference), in nats.
+
+    With d = ref_logp - logp, clamped to +-20, and tokens sampled by the policy: k1 = -d and
+    k3 = e^d - d - 1 are unbiased; k2 = d^2 / 2 is biased (close only near 0), yet its gradient is
+    unbiased. k3 is GRPO's (2402.03300 Eq. 4). `ref_logp` is a constant; with the old policy's
+    log-probs in its place this is a plain KL to the old policy. No mask: every token. Raises
+    ValueError on an unknown estimator.
+    """
+    mask = torch.ones_like(logp, dtype=torch.bool) if action_mask is None else action_mask
+    d = -log_ratio(logp, ref_logp, mask)
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return d.square() / 2
+    if estimator == "k3":
+        return d.exp() - d - 1
+    raise ValueError(f"unknown KL estimator {estimator!r}: use 'k1', 'k2' or 'k3'")
+
+
+def entropy_bonus(
+    entropy: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Per-token minus entropy, in nats: in a loss, with a positive weight, it raises entropy."""
+    return keep(-entropy, action_mask)
+
+
+def top_entropy_mask(
+    entropy: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], share: Number
+) -> Bool[Tensor, "B T"]:
+    """(B, T) the `share` of the batch's action tokens with the highest entropy, rounded up.
+
+    Ties at the edge are all kept, so that the result does not hang on the order of rows. Raises
+    ValueError on a share outside (0, 1]. Source: 80/20, 2506.01939 (share 0.2).
+    """
+    return _top_share(entropy, action_mask, share)
+
+
+def kl_cov_penalty(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    share: Number,
+) -> Float[Tensor, "B T"]:
+    """Per-token |logp - old_logp| on the `share` of tokens with the largest covariance, in nats.
+
+    Covariance: `token_covariance`. Raises ValueError on a share outside (0, 1]. Source: KL-Cov,
+    2505.22617 (share 0.002, weight 1; its official policy term has no clip).
+    """
+    covariance = token_covariance(logp, advantages, action_mask)
+    selected = _top_share(covariance, action_mask, share)
+    return log_ratio(logp, old_logp, selected).abs()
+
+
+def clip_cov_mask(
+    logp: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    share: Number,
+    low: Number = 1.0,
+    high: Number = 5.0,
+    generator: torch.Generator,
+) -> Bool[Tensor, "B T"]:
+    """(B, T) tokens whose policy gradient Clip-Cov drops: random ones with low < covariance < high.
+
+    At most `share` of the batch's action tokens, rounded down, and at least one if any qualifies.
+    (The official code does not draw tokens that the ratio clip has silenced already.)
+    Source: Clip-Cov, 2505.22617 (share 2e-4, bounds 1 and 5).
+    """
+    covariance = token_covariance(logp, advantages, action_mask)
+    candidates = (action_mask & (covariance > low) & (covariance < high)).flatten().nonzero()[:, 0]
+    order = torch.randperm(len(candidates), generator=generator, device=generator.device)
+    count = max(int(share * int(action_mask.sum())), 1)
+    dropped = torch.zeros(action_mask.numel(), dtype=torch.bool, device=action_mask.device)
+    dropped[candidates[order[:count].to(candidates.device)]] = True
+    return dropped.view(action_mask.shape)
+
+
+def token_covariance(
+    logp: Float[Tensor, "B T"], advantages: RowOrToken, action_mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """(B, T) (logp - its mean) (A - its mean), means over the batch's action tokens; no gradient.
+
+    The token's share in the covariance that drives entropy down (2505.22617).
+    """
+    count = action_mask.sum().clamp(min=1)
+    logp = keep(logp.detach(), action_mask)
+    advantage = keep(per_token(advantages, action_mask), action_mask)
+    product = (logp - logp.sum() / count) * (advantage - advantage.sum() / count)
+    return keep(product, action_mask)
+
+
+def _top_share(
+    score: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], share: Number
+) -> Bool[Tensor, "B T"]:
+    """(B, T) the share of `mask` with the highest score, rounded up, ties at the edge included."""
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}: give a share of tokens in (0, 1]")
+    score = score.detach()
+    values = score[mask].sort(descending=True).values
+    if len(values) == 0:
+        return mask
+    return mask & (score >= values[rounded_up(share, len(values)) - 1])

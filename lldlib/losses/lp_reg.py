@@ -1,0 +1,123 @@
+"""Lp-Reg: keep rare but sensible tokens alive with a filtered proxy policy (arXiv 2510.03222)."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lldlib.losses.aggregate import Number, RowOrToken, keep, log_ratio, per_token, rounded_up
+
+Selection = Literal["paper", "code"]
+
+
+def proxy_logits(
+    logits: Float[Tensor, "B T V"], *, kappa: Number | None = None, tau: Number | None = None
+) -> Float[Tensor, "B T V"]:
+    """(B, T, V) logits of the proxy: tokens with pi <= threshold at -inf, the rest unchanged.
+
+    Threshold: kappa * max pi (min-p) or tau (fixed); the softmax of the result is the proxy, a
+    constant. The paper keeps pi > threshold, as here; the official code keeps pi >= threshold.
+    Raises ValueError unless exactly one threshold is given, in [0, 1). Source: 2510.03222v2 Eq. 5.
+    """
+    if (kappa is None) == (tau is None):
+        raise ValueError(
+            "the proxy needs one threshold: give kappa (min-p) or tau (fixed), not both"
+        )
+    if not 0 <= (kappa if tau is None else tau) < 1:
+        raise ValueError("the proxy's threshold must be in [0, 1): at 1 it drops every token")
+    logits = logits.detach().float()
+    probs = logits.softmax(-1)
+    threshold = tau if kappa is None else kappa * probs.amax(-1, keepdim=True)
+    return torch.where(probs > threshold, logits, -math.inf)
+
+
+def proxy_log_prob(
+    logits: Float[Tensor, "B T V"],
+    tokens: Int[Tensor, "B T"],
+    *,
+    kappa: Number | None = None,
+    tau: Number | None = None,
+) -> Float[Tensor, "B T"]:
+    """(B, T) log-probability of `tokens` under the proxy (`proxy_logits`); -inf where dropped.
+
+    A fixed tau can drop every token of a flat distribution; all of its tokens then get -inf.
+    """
+    kept = proxy_logits(logits, kappa=kappa, tau=tau)
+    chosen = kept.gather(-1, tokens[..., None].long()).squeeze(-1)
+    return torch.where(chosen > -math.inf, chosen - kept.logsumexp(-1), -math.inf)
+
+
+def forward_kl(
+    logits: Float[Tensor, "B T V"], proxy_logits: Float[Tensor, "B T V"]
+) -> Float[Tensor, "B T"]:
+    """(B, T) exact KL(proxy || policy) over the vocabulary, in nats; gradient in `logits` only.
+
+    sum_v proxy_v (ln proxy_v - ln pi_v), so d/d logits = pi - proxy. A proxy that dropped every
+    token gives 0. The official code estimates this from the sampled token alone
+    (`lp_reg_penalty`). Source: 2510.03222v2 Eq. 6.
+    """
+    target = proxy_logits.detach().float().log_softmax(-1)
+    kept = target > -math.inf  # False too for the nan of a proxy that dropped everything
+    gap = torch.where(kept, target - logits.float().log_softmax(-1), 0.0)
+    return (torch.where(kept, target.exp(), 0.0) * gap).sum(-1)
+
+
+def lp_reg_penalty(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    proxy_logp: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    quantile: Number = 0.01,
+    beta: Number = 1.0,
+    selection: Selection = "paper",
+) -> Float[Tensor, "B T"]:
+    """Per-token beta (e^d - d - 1), d = proxy_logp - logp, on the tokens of `lp_reg_mask`.
+
+    The paper prints KL(proxy || policy); this is the estimate of its official code, k3 on the one
+    sampled token, with d clamped to +-20 nats (the code clamps the value to 10). The gradient in
+    logp is beta (1 - proxy / pi): negative where the policy is below the proxy, so descent raises
+    the token. `old_logp` is there so that all terms are called alike, and is not read: the proxy,
+    built from the sampling policy, stands for it. Source: 2510.03222v2 Eq. 6.
+    """
+    selected = lp_reg_mask(
+        logp, proxy_logp, advantages, action_mask, quantile=quantile, selection=selection
+    )
+    d = -log_ratio(logp, proxy_logp, selected)
+    return keep(beta * (d.exp() - d - 1), selected)
+
+
+def lp_reg_mask(
+    logp: Float[Tensor, "B T"],
+    proxy_logp: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    quantile: Number,
+    selection: Selection = "paper",
+) -> Bool[Tensor, "B T"]:
+    """(B, T) tokens that Lp-Reg protects: improbable, in a row with A < 0, and kept by the proxy.
+
+    "paper": pi below the `quantile` of pi over all action tokens of the batch (2510.03222v2 Eq. 6).
+    "code": the int(n * quantile) least likely of the n tokens with A < 0 (none if fewer than two),
+    and only where logp < proxy_logp. Raises ValueError on a quantile outside (0, 1].
+    """
+    if not 0 < quantile <= 1:
+        raise ValueError(f"quantile is {quantile}: give a share of tokens in (0, 1]")
+    logp, negative = logp.detach(), per_token(advantages, action_mask) < 0
+    kept = action_mask & negative & (proxy_logp > -math.inf)
+    if selection == "paper":
+        values = logp[action_mask].sort().values
+        rank = rounded_up(quantile, max(len(values) - 1, 0))  # the quantile is between two tokens
+    elif selection == "code":
+        values = logp[action_mask & negative].sort().values
+        rank = int(quantile * len(values))
+        kept = kept & (logp < proxy_logp) if rank > 1 else torch.zeros_like(kept)
+    else:
+        raise ValueError(f"unknown Lp-Reg selection {selection!r}: use 'paper' or 'code'")
+    if rank >= len(values):
+        return kept  # no token at all, or every token is in the share
+    return kept & (logp < values[rank])

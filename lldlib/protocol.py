@@ -1,0 +1,89 @@
+"""The tag protocol of Search-R1 (arXiv 2503.09516): think, search, read, answer.
+
+The only place that parses what the policy writes and renders what the environment says. Retrieved text is
+data: it is rendered into the context and never parsed, so a passage that holds `</information><answer>x</answer>`
+neither ends a turn nor scores.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from lldlib.types import Span
+
+CLOSING_TAGS = ("</search>", "</answer>")
+_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+
+INSTRUCTION = (
+    "Answer the question below. Think inside <think> and </think> each time you learn something new. "
+    "When you lack a fact, write <search> your query </search>; what was found comes back between "
+    "<information> and </information>. You may search several times. Once you know enough, give the answer "
+    "alone inside <answer> and </answer>, for instance <answer> Beijing </answer>.\n"
+)
+INVALID_MESSAGE = (
+    "\nThe last action was invalid. To search, put the query between <search> and </search>. "
+    "To finish, put the answer between <answer> and </answer>. Try again.\n"
+)
+TINY_INVALID_MESSAGE = " Invalid action . Try again . "
+
+
+@dataclass(frozen=True)
+class Action:
+    """What one turn of the policy asks for; `content` is the query or the answer, stripped."""
+
+    kind: Literal["search", "answer", "invalid"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The fixed texts around an episode; the tiny searcher's vocabulary wants short ones."""
+
+    instruction: str
+    invalid_message: str
+    tool_error: str = "\n\n<information> The search service failed . </information>\n\n"
+
+    def prompt(self, question: str) -> str:
+        """The text that opens an episode; a missing question mark is added, as Search-R1 does."""
+        question = question.strip()
+        return f"{self.instruction}Question: {question if question.endswith('?') else question + '?'}\n"
+
+    def information(self, passages: list[str]) -> str:
+        """The environment's answer to a search."""
+        return f"\n\n<information> {' '.join(passages)} </information>\n\n"
+
+
+SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE)
+TINY = Protocol("", TINY_INVALID_MESSAGE, " <information> </information> ")
+
+
+def parse_action(text: str) -> Action:
+    """The first complete search or answer in one turn of the policy; an empty query is invalid."""
+    match = _ACTION.search(text)
+    if match is None:
+        return Action("invalid", "")
+    kind, content = match.group(1), match.group(2).strip()
+    if kind == "search" and not content:
+        return Action("invalid", "")
+    return Action(kind, content)  # type: ignore[arg-type]
+
+
+def ends_turn(text: str) -> bool:
+    """Whether the policy has just closed a search or an answer."""
+    return any(tag in text for tag in CLOSING_TAGS)
+
+
+def spans(pieces: list[str]) -> list[Span]:
+    """What each token of one turn is for, from the tokens' own texts (tags included in their span)."""
+    text = "".join(pieces)
+    found = [(m.start(), m.end(), m.group(1)) for m in _ACTION.finditer(text)][:1]
+    labels, start = [], 0
+    for piece in pieces:
+        end = start + len(piece)
+        label = Span.FREE
+        for low, high, kind in found:
+            if start < high and end > low:
+                label = Span.QUERY if kind == "search" else Span.ANSWER
+        labels.append(label)
+        start = end
+    return labels

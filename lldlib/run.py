@@ -1,0 +1,167 @@
+"""One training run on the built-in world, from a config to a run folder; resumable at any moment."""
+
+import dataclasses
+import datetime
+import json
+import logging
+import platform
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from lldlib.batching import collate
+from lldlib.config import RolloutConfig, TrainConfig
+from lldlib.evaluate import evaluate
+from lldlib.policies import Policy, load_policy
+from lldlib.retrieval import BM25Retriever
+from lldlib.rewards import exact_match
+from lldlib.rollout import Rollout
+from lldlib.runlog import Run, RunWriter
+from lldlib.train import Trainer
+from lldlib.types import Batch, Episode, Question
+from lldlib.world import World
+
+PROBE_ROWS = 48  # correct trajectories in the fixed probe set
+HELDOUT_QUESTIONS = 120
+TRAIN_QUESTIONS = 1500
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Setting:
+    """What a run on the built-in world needs besides its config."""
+
+    policy: Policy
+    world: World
+    train_questions: list[Question]
+    heldout_questions: list[Question]
+    train_retriever: BM25Retriever  # over train passages only: training never meets a held-out fact
+    heldout_rollout: Rollout
+
+
+def builtin_setting(config: TrainConfig) -> Setting:
+    """The built-in world with the policy that the config names."""
+    world, policy = World.load(), load_policy(config.policy)
+    everything = BM25Retriever(world.passages("all"))
+    return Setting(
+        policy=policy,
+        world=world,
+        train_questions=fixed_questions(world, TRAIN_QUESTIONS, "train"),
+        heldout_questions=fixed_questions(world, HELDOUT_QUESTIONS, "heldout"),
+        train_retriever=BM25Retriever(world.passages("train")),
+        heldout_rollout=Rollout(policy.tokenizer, policy.protocol, everything, config.rollout),
+    )
+
+
+def fixed_questions(world: World, total: int, split: str) -> list[Question]:
+    """The same draw of at most `total` different questions in every run, mixed by the world's hop weights."""
+    drawn = world.sample_questions(random.Random(0), total, split)
+    return list({question.id: question for question in drawn}.values())
+
+
+def probe_set(policy: Policy, retriever, questions: list[Question], rollout: RolloutConfig) -> Batch:
+    """Correct trajectories sampled once from the starting policy; the same for every run from that start."""
+    runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
+    draw = random.Random(99).sample(questions, min(len(questions), 4 * PROBE_ROWS))
+    episodes = runner.run(
+        policy.model, draw, temperature=rollout.temperature, generator=torch.Generator().manual_seed(99)
+    )
+    right = [e for e in episodes if exact_match(e.answer, e.question.answers) == 1.0][:PROBE_ROWS]
+    if not right:
+        raise ValueError("the starting policy answers nothing: warm-start it first, or check its protocol")
+    return collate(right, [1.0] * len(right), list(range(len(right))), runner.text)
+
+
+class TrainingRun:
+    """A trainer on the built-in world tied to a run folder."""
+
+    def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
+        self.out, self.config = Path(out), config
+        if resume:
+            self.config = config = saved_config(Run(out).config)
+        self.setting = builtin_setting(config)
+        s = self.setting
+        probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
+        self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
+        if resume:
+            self._resume()
+        else:
+            self.writer = RunWriter.create(self.out, describe(config))
+            self.checkpoint()
+
+    def _resume(self) -> None:
+        tensors, state = Run(self.out).load_checkpoint(None)
+        self.trainer.load_state(tensors, state)
+        self.writer = RunWriter.resume(self.out, state["step"])
+        self.writer.event(state["step"], "resume")
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint from which the next batch continues."""
+        tensors, state = self.trainer.state()
+        self.writer.checkpoint(self.trainer.step_index, tensors, state)
+
+    def step(self) -> dict[str, float]:
+        """One batch: train, evaluate when due, log, checkpoint when due."""
+        index = self.trainer.step_index
+        metrics, episodes = self.trainer.step()
+        config, done = self.trainer.config, index + 1
+        last = done == config.steps
+        if config.eval_every and (done % config.eval_every == 0 or last):
+            held = evaluate(self.setting.policy, self.setting.heldout_rollout, self.setting.heldout_questions)
+            metrics |= {"eval/heldout_em": held.em, "eval/heldout_f1": held.f1}
+        self.writer.metrics(index, metrics)
+        for episode in episodes[: config.rollouts_logged]:
+            self.writer.rollout(index, record(episode, self.setting.policy))
+        if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
+            self.checkpoint()
+        return metrics
+
+    def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
+        """Run to the configured number of batches."""
+        while self.trainer.step_index < self.trainer.config.steps:
+            index = self.trainer.step_index
+            metrics = self.step()
+            if on_step:
+                on_step(index, metrics)
+        self.writer.close()
+        return Run(self.out)
+
+
+def record(episode: Episode, policy: Policy) -> dict:
+    """An episode as JSON: texts and tokens with the sampler's log-probs, turn by turn."""
+    decode = policy.tokenizer.decode
+    return {
+        "question": episode.question.text,
+        "answers": list(episode.question.answers),
+        "answer": episode.answer,
+        "reward": exact_match(episode.answer, episode.question.answers),
+        "stop": episode.stop.value,
+        "turns": [
+            {"role": t.role, "text": decode(t.tokens), "logp": [round(v, 4) for v in t.logp if t.role == "action"]}
+            for t in episode.turns
+        ],
+    }
+
+
+def describe(config: TrainConfig) -> dict:
+    """The run folder's config.json."""
+    return json.loads(json.dumps(dataclasses.asdict(config))) | {
+        "created": datetime.date.today().isoformat(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "device": f"cpu, {platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+def saved_config(raw: dict) -> TrainConfig:
+    """The TrainConfig of a run folder's config.json."""
+    from lldlib.config import LossConfig
+
+    names = {f.name for f in dataclasses.fields(TrainConfig)}
+    kept = {k: v for k, v in raw.items() if k in names}
+    kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
+    return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))

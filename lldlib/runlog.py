@@ -1,0 +1,282 @@
+"""The run folder: written line by line while training, read by every figure, report and widget.
+
+- `config.json`        the settings of the run
+- `metrics.jsonl`      one object per rollout batch: an integer "step" and flat numbers "group/name"
+- `rollouts.jsonl`     sampled episodes, each with its "step"
+- `events.jsonl`       what happened: "step", "kind" and free fields
+- `checkpoints/step_000123/`  `tensors.safetensors` and `state.json`: batch 123 is the next one
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
+LOGS = (METRICS, ROLLOUTS, EVENTS)
+CHECKPOINTS, TENSORS, STATE = "checkpoints", "tensors.safetensors", "state.json"
+_STEP_FOLDER = re.compile(r"step_(\d{6,})")
+
+
+class RunWriter:
+    """The writing side of a run folder; lines are flushed at once, a kill loses one at most."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._files = {
+            name: (path / name).open("a", encoding="utf-8", newline="\n") for name in LOGS
+        }
+
+    @classmethod
+    def create(cls, path: Path | str, config: Mapping[str, Any]) -> "RunWriter":
+        """Start a run in `path`; raises FileExistsError if the folder already holds one."""
+        path = Path(path)
+        if any((path / name).exists() for name in (CONFIG, *LOGS, CHECKPOINTS)):
+            raise FileExistsError(f"{path} already holds a run: use --resume, or another --out")
+        path.mkdir(parents=True, exist_ok=True)
+        _replace_file(path / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        return cls(path)
+
+    @classmethod
+    def resume(cls, path: Path | str, step: int) -> "RunWriter":
+        """Go on with a run whose next batch is `step`: its log lines and later ones are dropped.
+
+        Checkpoints later than `step` go too, since the batches behind them are computed again.
+        Raises FileNotFoundError if `path` holds no run, ValueError for a broken line.
+        """
+        run = Run(path)
+        for name in LOGS:
+            kept = [line for line, row in _read_lines(run.path / name) if row["step"] < step]
+            _replace_file(run.path / name, "".join(line + "\n" for line in kept))
+        for folder in (run.path / CHECKPOINTS).glob("step_*"):
+            match = _STEP_FOLDER.fullmatch(folder.name)  # None: a temporary sibling left by a kill
+            if match is None or int(match[1]) > step:
+                shutil.rmtree(folder)
+        return cls(run.path)
+
+    def metrics(self, step: int, row: Mapping[str, float | int | Tensor | None]) -> None:
+        """Log one batch; None and non-finite values are left out, floats keep 6 significant digits.
+
+        Raises ValueError for a key that is not "group/name".
+        """
+        for key in row:
+            if key.count("/") != 1:
+                raise ValueError(f"metric key {key!r} is not of the form 'group/name'")
+        values = {k: _number(v) for k, v in row.items() if v is not None}
+        self._line(METRICS, {"step": step} | {k: v for k, v in values.items() if v is not None})
+
+    def event(self, step: int, kind: str, **fields: Any) -> None:
+        """Log that something happened at batch `step`."""
+        self._line(EVENTS, {"step": step, "kind": kind} | _tidy(fields))
+
+    def rollout(self, step: int, record: Mapping[str, Any]) -> None:
+        """Log one sampled episode of batch `step`."""
+        self._line(ROLLOUTS, {"step": step} | _tidy(record))
+
+    def checkpoint(
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+    ) -> Path:
+        """Write the checkpoint from which batch `step` is next; it exists whole or not at all.
+
+        `state` is kept as JSON, floats exactly. Returns the checkpoint's folder.
+        """
+        final = self.path / CHECKPOINTS / f"step_{step:06d}"
+        fresh, stale = final.with_name(f"{final.name}.tmp"), final.with_name(f"{final.name}.old")
+        for folder in (fresh, stale):
+            shutil.rmtree(folder, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        # a copy, because safetensors refuses tied weights and strided views
+        layout = torch.contiguous_format
+        copies = {k: v.detach().cpu().clone(memory_format=layout) for k, v in tensors.items()}
+        save_file(copies, fresh / TENSORS)
+        (fresh / STATE).write_text(json.dumps(state), encoding="utf-8")
+        if final.exists():  # a folder cannot replace a folder that is not empty
+            os.replace(final, stale)
+        os.replace(fresh, final)
+        shutil.rmtree(stale, ignore_errors=True)
+        return final
+
+    def close(self) -> None:
+        """Close the log files."""
+        for file in self._files.values():
+            file.close()
+
+    def _line(self, name: str, row: Mapping[str, Any]) -> None:
+        self._files[name].write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self._files[name].flush()
+
+
+class Run:
+    """The reading side of a run folder, live or recorded; files are read anew at each access.
+
+    Raises FileNotFoundError if `path` is missing or holds no run. Reading raises ValueError, naming
+    file and line, for a broken line; a half-written last line is ignored.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"no run folder at {self.path}: check the path, or train first")
+        if not (self.path / CONFIG).is_file():
+            raise FileNotFoundError(f"{self.path} is no run folder: it has no {CONFIG}")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run."""
+        try:
+            return json.loads((self.path / CONFIG).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{self.path / CONFIG} is not valid JSON: {error}") from None
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row per rollout batch."""
+        return self._rows(METRICS)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened, in order."""
+        return self._rows(EVENTS)
+
+    @property
+    def rollouts(self) -> list[dict[str, Any]]:
+        """The sampled episodes."""
+        return self._rows(ROLLOUTS)
+
+    def series(self, key: str) -> tuple[list[int], list[float | int]]:
+        """The steps that logged `key` and its values there; both empty if none did."""
+        pairs = [(row["step"], row[key]) for row in self.metrics if key in row]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def column(self, key: str) -> list[float | int | None]:
+        """One value per batch, None where `key` was not logged: what `phases` reads."""
+        return [row.get(key) for row in self.metrics]
+
+    @property
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """The whole checkpoints as (next batch, folder), in order; broken ones are skipped."""
+        found = []
+        for folder in (self.path / CHECKPOINTS).glob("step_*"):
+            match = _STEP_FOLDER.fullmatch(folder.name)
+            if match is None:
+                continue  # the writer's temporary sibling
+            if _is_whole(folder):
+                found.append((int(match[1]), folder))
+            else:
+                log.warning("skipping the half-written checkpoint %s", folder)
+        return sorted(found)
+
+    def load_checkpoint(self, step: int | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors (on the CPU) and state of the checkpoint at `step`; None takes the latest.
+
+        Raises FileNotFoundError if there is no such checkpoint.
+        """
+        checkpoints = dict(self.checkpoints)
+        if not checkpoints:
+            raise FileNotFoundError(f"{self.path} holds no checkpoint")
+        chosen = max(checkpoints) if step is None else step
+        if chosen not in checkpoints:
+            steps = ", ".join(map(str, checkpoints))
+            raise FileNotFoundError(f"{self.path} has no checkpoint {chosen}, only {steps}")
+        folder = checkpoints[chosen]
+        return load_file(folder / TENSORS), json.loads((folder / STATE).read_bytes())
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        return [row for _, row in _read_lines(self.path / name)]
+
+
+def slim(path: Path | str, out: Path | str, max_bytes: int = 1_000_000) -> Path:
+    """Copy a run to `out` without checkpoints, its rollouts thinned evenly to fit in `max_bytes`.
+
+    Raises FileExistsError if `out` holds a run, ValueError if the rest alone is too large.
+    """
+    run, out = Run(path), Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty: choose another folder for the slim copy")
+    texts = {CONFIG: json.dumps(run.config, indent=2, ensure_ascii=False) + "\n"}
+    lines = {name: [line + "\n" for line, _ in _read_lines(run.path / name)] for name in LOGS}
+    texts |= {name: "".join(lines[name]) for name in (METRICS, EVENTS)}
+    room = max_bytes - sum(len(text.encode()) for text in texts.values())
+    if room < 0:
+        raise ValueError(f"{run.path} is {-room} bytes over {max_bytes=} even without rollouts")
+    texts[ROLLOUTS] = _thin(lines[ROLLOUTS], room)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        _replace_file(out / name, text)
+    return out
+
+
+def _thin(lines: list[str], room: int) -> str:
+    """Every k-th line, for the smallest k that fits in `room` bytes."""
+    sizes = [len(line.encode()) for line in lines]
+    for stride in range(1, len(lines) + 1):
+        if sum(sizes[::stride]) <= room:
+            return "".join(lines[::stride])
+    return ""
+
+
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The raw lines and their objects; a last line without a newline counts only if whole."""
+    if not path.exists():
+        return []
+    *lines, last = path.read_bytes().split(b"\n")
+    rows = [(line.decode(errors="replace"), _parse(line)) for line in lines]
+    for number, (_, row) in enumerate(rows, start=1):
+        if row is None:
+            raise ValueError(f"{path}, line {number}: no JSON object with a 'step'; remove it")
+    if (row := _parse(last)) is not None:
+        rows.append((last.decode(), row))
+    return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        json.loads((folder / STATE).read_bytes())
+        with safe_open(folder / TENSORS, framework="pt"):  # checks the file's length
+            return True
+    except (OSError, ValueError, SafetensorError):
+        return False
+
+
+def _replace_file(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.tmp")
+    fresh.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(fresh, path)
+
+
+def _number(value: float | int | Tensor) -> int | float | None:
+    if isinstance(value, int):
+        return int(value)
+    return float(f"{float(value):.6g}") if math.isfinite(value) else None
+
+
+def _tidy(value: Any) -> Any:
+    """The value with its floats shortened and non-finite ones as None, which JSON can hold."""
+    if isinstance(value, Mapping):
+        return {key: _tidy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tidy(item) for item in value]
+    return _number(value) if isinstance(value, float) else value

@@ -1,0 +1,112 @@
+"""The only file that sees logits: log-probs of given tokens, and the next token of a running rollout."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lldlib.config import LossConfig
+from lldlib.losses import proxy_log_prob
+from lldlib.types import Batch
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per-token scores of a batch, 0 outside `action_mask`; what was not asked for is None."""
+
+    logp: Float[Tensor, "B T"]
+    entropy: Float[Tensor, "B T"] | None = None  # nats
+    proxy_logp: Float[Tensor, "B T"] | None = None  # Lp-Reg's proxy; -inf for a filtered token
+    hidden: Float[Tensor, "B T H"] | None = None  # last hidden state that predicts the token
+    probs: Float[Tensor, "B T V"] | None = None
+
+
+def _decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The part below the language-model head, and the head, through a PEFT wrapper if there is one."""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    return base.get_decoder(), base.get_output_embeddings()
+
+
+def score(
+    model: nn.Module,
+    batch: Batch,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    proxy: LossConfig | None = None,
+    internals: bool = False,
+) -> Scores:
+    """Log-prob of every action token, log softmax(z / temperature)[token], in float32.
+
+    The head runs on action positions only, so (B, T, V) logits never exist (`internals`, which NTHR needs,
+    is the exception). `proxy` holds Lp-Reg's filter settings. Gradient flows unless the caller forbids it.
+    """
+    decoder, head = _decoder_and_head(model)
+    # Right padding needs no attention mask: causal attention never looks right.
+    hidden = decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
+    mask = batch.action_mask[:, 1:]
+    targets = batch.tokens[:, 1:][mask]
+    logits = head(hidden[mask]).float() / temperature  # (N, V), N action tokens
+    log_probs = torch.log_softmax(logits, dim=-1)
+
+    def spread(values: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
+        out = torch.zeros(batch.tokens.shape, dtype=values.dtype, device=values.device)
+        index = torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1)
+        return out.masked_scatter(index, values)
+
+    logp = log_probs.gather(-1, targets[:, None])[:, 0]
+    extra: dict[str, Tensor] = {}
+    if entropy:
+        extra["entropy"] = spread(-(log_probs.exp() * log_probs).sum(-1))
+    if proxy is not None:
+        name = "kappa" if proxy.lp_reg_filter == "min-p" else "tau"
+        value = proxy_log_prob(logits[None], targets[None], **{name: proxy.lp_reg_threshold})[0]
+        extra["proxy_logp"] = spread(value)
+    if internals:
+        pad = (0, 0, 1, 0)
+        extra["hidden"] = nn.functional.pad(hidden.float(), pad)
+        extra["probs"] = nn.functional.pad((head(hidden).float() / temperature).softmax(-1), pad)
+    return Scores(logp=spread(logp), **extra)
+
+
+@torch.no_grad()
+def next_token(
+    model: nn.Module,
+    tokens: Int[Tensor, "B L"],
+    cache,
+    *,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """Feed `tokens` behind the cache and draw each row's next token, with its log-prob.
+
+    `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
+    """
+    decoder, head = _decoder_and_head(model)
+    hidden = decoder(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+    logits = head(hidden).float()
+    if temperature == 0:
+        log_probs = torch.log_softmax(logits, dim=-1)
+        drawn = log_probs.argmax(-1, keepdim=True)
+    else:
+        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        drawn = torch.multinomial(log_probs.exp(), 1, generator=generator)
+    return drawn[:, 0], log_probs.gather(-1, drawn)[:, 0]
+
+
+def score_sorted(model: nn.Module, batch: Batch, temperature: float, *, chunk: int = 24, **kwargs) -> Scores:
+    """`score` over chunks of rows of similar length, so that little of the work is padding; same values to rounding."""
+    order = batch.attention_mask.sum(1).argsort()
+    parts = [(rows, score(model, batch.rows(rows), temperature, **kwargs)) for rows in order.split(chunk)]
+
+    def merge(name: str) -> Tensor | None:
+        if getattr(parts[0][1], name) is None:
+            return None
+        out = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+        for rows, scores in parts:
+            values = getattr(scores, name)
+            out[rows, : values.shape[1]] = values
+        return out
+
+    return Scores(**{name: merge(name) for name in ("logp", "entropy", "proxy_logp")})

@@ -1,0 +1,101 @@
+"""The legend of shapes and masks, and the records that travel between layers.
+
+Letters: P problems, G rollouts per problem, B = P*G rows, T tokens of the longest row, V vocabulary.
+
+All per-token tensors are aligned with `tokens` (B, T): `logp[b, t]` is the log-probability of
+`tokens[b, t]` given `tokens[b, :t]`; column 0 has no prefix, so its value is 0 and no mask covers it.
+
+- `attention_mask`  a real token (not padding).
+- `action_mask`     the policy chose this token: its closing tag and end-of-sequence included; the prompt,
+                    retrieved text and environment messages excluded.
+- `answer_mask`     inside `action_mask`: the final `<answer>...</answer>` span.
+- an ACTION is one maximal run of `action_mask` in a row, which is one turn of the policy.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class StopReason(str, Enum):
+    """Why a rollout ended."""
+
+    ANSWER = "answer"  # the policy closed an <answer> tag
+    EOS = "eos"  # the policy ended the sequence without an answer
+    TURN_BUDGET = "turn_budget"  # no turns left
+    TOKEN_BUDGET = "token_budget"  # no tokens left
+    TOOL_ERROR = "tool_error"  # the retriever stayed down
+
+
+class Span(IntEnum):
+    """What an action token is for: read off the tags the policy wrote."""
+
+    NONE = 0  # not an action token
+    FREE = 1  # reasoning, or anything outside the two spans below
+    QUERY = 2  # <search> ... </search>, tags included
+    ANSWER = 3  # <answer> ... </answer>, tags included
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with its accepted answers; `hops` is the number of facts it needs (0 = unknown)."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    hops: int = 0
+
+
+@dataclass
+class Turn:
+    """A piece of an episode: `role` is "prompt", "action" (the policy's) or "environment"."""
+
+    role: str
+    tokens: list[int]
+    logp: list[float]  # the sampler's log-probs; zeros where the policy did not choose
+
+
+@dataclass
+class Episode:
+    """One rollout: its turns in order, why it stopped, and what it answered (None = no answer)."""
+
+    question: Question
+    turns: list[Turn]
+    stop: StopReason
+    answer: str | None
+    valid_searches: int
+    invalid_actions: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded rollouts; rows of one problem carry the same `group` number. See the module's legend."""
+
+    tokens: Int[Tensor, "B T"]
+    attention_mask: Bool[Tensor, "B T"]
+    action_mask: Bool[Tensor, "B T"]
+    span: Int[Tensor, "B T"]  # a Span per token
+    sampler_logp: Float[Tensor, "B T"]  # 0 outside action_mask
+    rewards: Float[Tensor, " B"]
+    group: Int[Tensor, " B"]
+
+    @property
+    def answer_mask(self) -> Bool[Tensor, "B T"]:
+        """(B, T) True on the final answer span."""
+        return self.span == Span.ANSWER
+
+    def rows(self, index: Int[Tensor, " n"]) -> "Batch":
+        """The chosen rows, trimmed to their own longest row (which changes no log-prob)."""
+        width = int(self.attention_mask[index].sum(1).max())
+        cut = {
+            name: getattr(self, name)[index, :width]
+            for name in ("tokens", "attention_mask", "action_mask", "span", "sampler_logp")
+        }
+        return replace(self, **cut, rewards=self.rewards[index], group=self.group[index])
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on `device`."""
+        return replace(self, **{k: v.to(device) for k, v in self.__dict__.items()})

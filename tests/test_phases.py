@@ -1,0 +1,291 @@
+"""Collapse, phases and the alarm: hand-made runs, missing values, and no look into the future."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lldlib.phases import (
+    AlarmRule,
+    Collapse,
+    PhaseRule,
+    alarm,
+    alarm_report,
+    collapse_batch,
+    collapsed_for_good,
+    find_collapse,
+    phase_labels,
+    trailing_mean,
+)
+
+NAN = float("nan")
+LOST = "displacement/correct_token"
+PHASES, ALARM = PhaseRule(), AlarmRule()
+
+
+def nan_equal(left, right):
+    return left == pytest.approx(right, nan_ok=True)
+
+
+def test_trailing_mean_by_hand():
+    # windows of 2: (1+3)/2, (3+5)/2, then the one value that was measured, then none
+    series = [1.0, 3.0, 5.0, None, NAN, 7.0]
+    assert nan_equal(trailing_mean(series, 2), [NAN, 2.0, 4.0, 5.0, NAN, 7.0])
+
+
+def test_trailing_mean_of_a_short_series_and_a_wrong_window():
+    assert nan_equal(trailing_mean([1.0, 2.0], 3), [NAN, NAN])
+    assert trailing_mean([], 3) == []
+    with pytest.raises(ValueError, match="window"):
+        trailing_mean([1.0], 0)
+
+
+def test_collapse_batch_by_hand():
+    # windows of 2 over 1 1 1 0.2 0 0: 1, 1, 0.6, 0.1 -> batch 4 is the first under 0.3 * 1
+    assert collapse_batch([1.0, 1.0, 1.0, 0.2, 0.0, 0.0], window=2, ratio=0.3) == 4
+
+
+def test_the_line_is_strict_and_the_best_is_the_best_so_far():
+    # 1.0 is exactly 0.25 * 4, and the first 1.0s are not judged by the later 4.0
+    rewards = [1.0, 1.0, 4.0, 4.0, 1.0, 1.0, 0.5]
+    assert collapse_batch(rewards, window=1, ratio=0.25) == 6
+
+
+def test_no_collapse_without_a_reward_or_a_full_window():
+    assert collapse_batch([0.0] * 50) is None
+    assert collapse_batch([1.0] * 5 + [0.0] * 4) is None
+    assert find_collapse([]) == Collapse(None, False)
+
+
+def test_default_window_and_ratio():
+    # 10 batches of 1, then 0: 8 zeros leave a mean of 0.2 in the window of 10, 7 exactly 0.3
+    assert collapse_batch([1.0] * 10 + [0.0] * 20) == 17
+
+
+def test_collapse_skips_batches_without_a_reward():
+    rewards = [1.0] * 10 + [None] * 10 + [0.0] * 10
+    # batches 19: nothing measured; 20: only the 0 in the window
+    assert collapse_batch(rewards) == 20
+
+
+def test_collapse_for_good_and_collapse_with_recovery():
+    dead = [1.0] * 20 + [0.0] * 40
+    assert find_collapse(dead) == Collapse(27, True)
+    assert find_collapse([1.0] * 20 + [0.0] * 40 + [1.0] * 40) == Collapse(27, False)
+
+
+def test_one_climb_above_the_line_near_the_end_denies_a_lasting_collapse():
+    # four batches of 1 in a window of 10 give 0.4 > 0.3; the mean of the last 20 is still 0.2
+    assert collapsed_for_good([1.0] * 20 + [0.0] * 40)
+    assert not collapsed_for_good([1.0] * 20 + [0.0] * 26 + [1.0] * 4 + [0.0] * 10)
+
+
+def test_a_collapse_within_the_last_20_batches_is_not_yet_for_good():
+    # under the line from batch 27: 47 batches hold 20 of them, 46 do not
+    assert collapsed_for_good([1.0] * 20 + [0.0] * 27)
+    assert not collapsed_for_good([1.0] * 20 + [0.0] * 26)
+
+
+def test_a_run_that_stops_logging_rewards_is_not_said_to_have_died_for_good():
+    assert find_collapse([1.0] * 20 + [0.0] * 20 + [None] * 30) == Collapse(27, False)
+
+
+def test_the_line_for_good_is_that_of_the_collapse_not_of_a_later_height():
+    # dead at 1.0, back to 0.5 (over 0.3), later 10.0 and again 0.5: over its own line to the end
+    rewards = [1.0] * 20 + [0.0] * 20 + [10.0] * 20 + [0.5] * 40
+    assert find_collapse(rewards) == Collapse(27, False)
+
+
+def run(reward, probe=None, grad=None, entropy=None):
+    flat = len(reward)
+    return (
+        reward,
+        probe or [-1.0] * flat,
+        grad or [1.0] * flat,
+        entropy or [0.5] * flat,
+    )
+
+
+def test_a_flat_likelihood_is_stagnation():
+    assert set(phase_labels(*run([0.5] * 40), PHASES)) == {"stagnation"}
+
+
+def test_the_three_phases_in_order():
+    # The probe holds for 30 batches, falls by 1/64 for 40, then by 1/8, when the reward goes too.
+    probe = [-1.0] * 30 + [-1 - (t + 1) / 64 for t in range(40)]
+    probe += [-1.625 - (t + 1) / 8 for t in range(20)]
+    reward = [1.0] * 70 + [0.25] * 20
+    labels = phase_labels(*run(reward, probe), PHASES)
+    # 7/64 > 0.1 at batch 36; the trailing mean is (6 + 4/4) / 10 = 0.7 at 73, 0.625 at 74
+    assert labels == ["stagnation"] * 36 + ["decay"] * 38 + ["collapse"] * 16
+
+
+def test_decay_ends_where_the_probe_levels_off():
+    # It loses 1/64 in each of the batches 10 to 50 and then holds. Of the 20 batches up to 66, 4
+    # fell (4/64 > 0.05), of those up to 67 only 3 (3/64 < 0.05). Before batch 20 no fall is known.
+    probe = [-1.0] * 10 + [-1 - (t + 1) / 64 for t in range(41)] + [-1 - 41 / 64] * 40
+    labels = phase_labels(*run([0.5] * len(probe), probe), PHASES)
+    assert labels == ["stagnation"] * 20 + ["decay"] * 47 + ["stagnation"] * 24
+
+
+@pytest.mark.parametrize("sign", ["grad", "entropy", "probe"])
+def test_a_fallen_reward_is_collapse_only_with_a_sign_of_the_spiral(sign):
+    reward = [0.6] * 40 + [0.36] * 40  # 60 % of the best: fallen, not dead
+    signs = {
+        "grad": [1.0] * 45 + [5.0] * 35,
+        "entropy": [0.5] * 40 + [2.0] * 40,
+        "probe": [-1.0 - 0.001 * t for t in range(40)] + [-2.0 - 0.1 * t for t in range(40)],
+    }
+    assert "collapse" not in phase_labels(*run(reward), PHASES)
+    assert phase_labels(*run(reward, **{sign: signs[sign]}), PHASES)[-20] == "collapse"
+
+
+def test_a_probe_that_rises_is_no_sign_of_the_spiral():
+    reward = [0.6] * 40 + [0.36] * 40
+    rising = [-2.0 + 0.01 * t for t in range(80)]
+    assert set(phase_labels(*run(reward, rising), PHASES)) == {"stagnation"}
+
+
+def test_a_dead_reward_is_collapse_whatever_else_is_seen_and_recovery_ends_it():
+    reward = [1.0] * 20 + [0.0] * 20 + [1.0] * 20
+    labels = phase_labels(*run(reward), PHASES)
+    # 2 of 10 left is 20 % of the best: batch 27; over 80 % again when 9 of 10 are back: batch 48
+    assert labels.index("collapse") == 27
+    assert labels[27:48] == ["collapse"] * 21 and labels[48] == "stagnation"
+
+
+def test_phases_of_an_unmeasured_probe_and_of_unequal_lengths():
+    empty = [None] * 30
+    assert phase_labels(empty, empty, empty, empty, PHASES) == ["stagnation"] * 30
+    with pytest.raises(ValueError, match="lengths"):
+        phase_labels([0.5], [], [1.0], [0.5], PHASES)
+
+
+def test_a_probe_scored_now_and_then_is_carried_forward():
+    probe = [-1 - 0.02 * t if t % 5 == 0 else None for t in range(60)]
+    labels = phase_labels(*run([0.5] * 60, probe), PHASES)
+    assert set(labels[30:]) == {"decay"}
+
+
+def test_alarm_rings_on_persistent_displacement():
+    # from batch 10 each batch loses 0.012, of which 0.002 is slack: over 0.095 after 10 batches
+    series = {LOST: [-0.012] * 60}
+    assert alarm(series, replace(ALARM, height=0.095)) == 19
+
+
+def test_alarm_forgets_what_was_given_back():
+    assert alarm({LOST: [-0.05, 0.06] * 50}, ALARM) is None
+    assert alarm({LOST: [0.02] * 100}, ALARM) is None
+
+
+def test_alarm_does_not_watch_the_start_and_skips_missing_values():
+    assert alarm({LOST: [-1.0] * 10 + [0.01] * 20}, ALARM) is None
+    assert alarm({"probe/content": [-1.0] * 5 + [-3.0] * 60}, ALARM) is None
+    with_gaps = [0.0] * 10 + [-0.06, None, NAN, -0.06]
+    assert alarm({LOST: with_gaps}, ALARM) == 13
+
+
+def test_alarm_rings_on_a_fast_fall_of_the_probe():
+    # 0.03 a batch from batch 40: over 0.45 after 16 batches; 0.02 a batch loses only 0.4 in 20
+    fast = [-1.0] * 40 + [-1 - 0.03 * (t + 1) for t in range(40)]
+    slow = [-1 - 0.02 * t for t in range(80)]
+    assert alarm({"probe/content": fast}, ALARM) == 55
+    assert alarm({"probe/content": slow}, ALARM) is None
+    assert alarm({"probe/logp": fast}, replace(ALARM, probe="probe/logp")) == 55
+
+
+def test_the_earlier_of_the_two_signs_rings():
+    fast = [-1.0] * 40 + [-1 - 0.03 * (t + 1) for t in range(40)]
+    lost = [0.01] * 30 + [-0.06] * 50
+    assert alarm({"probe/content": fast, LOST: lost}, ALARM) == 31
+    assert alarm({"probe/content": fast, LOST: [0.01] * 80}, ALARM) == 55
+
+
+def test_alarm_wants_something_to_watch():
+    with pytest.raises(ValueError, match=LOST):
+        alarm({"reward/mean": [1.0]}, ALARM)
+
+
+def test_alarm_rings_before_the_reward_falls():
+    reward = [0.6] * 60 + [0.0] * 30
+    lost = [0.01] * 40 + [-0.03] * 50
+    assert alarm({LOST: lost}, ALARM) < 60 < collapse_batch(reward)
+
+
+def test_alarm_report_by_hand():
+    dies, lives = [1.0] * 40 + [0.0] * 20, [1.0] * 60  # the first collapses at batch 47
+    early = {LOST: [0.01] * 20 + [-0.2] * 40}  # rings at 20: lead 27
+    later = {LOST: [0.01] * 40 + [-0.2] * 20}  # at 40: lead 7
+    late = {LOST: [0.01] * 47 + [-0.2] * 13}  # at the collapse itself: missed
+    quiet = {LOST: [0.01] * 60}
+    runs = [
+        (dies, early),
+        (dies, later),
+        (dies, late),
+        (dies, quiet),
+        (lives, early),
+        (lives, quiet),
+    ]
+    report = alarm_report(runs, ALARM)
+    assert report.rung == (20, 40, 47, None, 20, None)
+    assert report.leads == (7, 27)
+    assert (report.misses, report.false_alarms) == (2, 1)
+    assert (report.collapses, report.survivors) == (4, 2)
+    assert report.median_lead == 17 and report.worst_lead == 7
+
+
+def test_alarm_report_without_a_warned_collapse():
+    report = alarm_report([([1.0] * 30, {LOST: [0.01] * 30})], ALARM)
+    assert math.isnan(report.median_lead) and math.isnan(report.worst_lead)
+
+
+VALUES = st.one_of(st.none(), st.just(NAN), st.floats(-3, 3, width=16))
+REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+
+
+@st.composite
+def recorded(draw):
+    rows = draw(st.lists(st.tuples(REWARDS, VALUES, VALUES, VALUES), min_size=1, max_size=60))
+    return [list(column) for column in zip(*rows, strict=True)], draw(st.integers(0, len(rows)))
+
+
+SHORT = PhaseRule(window=3, span=4)
+WATCH = AlarmRule(start=2, probe_span=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(recorded())
+def test_the_future_never_changes_a_label(case):
+    columns, cut = case
+    whole = phase_labels(*columns, SHORT)
+    assert phase_labels(*(c[:cut] for c in columns), SHORT) == whole[:cut]
+
+
+@settings(max_examples=200, deadline=None)
+@given(recorded())
+def test_the_future_never_changes_an_alarm_or_a_collapse(case):
+    (reward, lost, probe, _), cut = case
+    for ring in (
+        lambda n: alarm({LOST: lost[:n], "probe/content": probe[:n]}, WATCH),
+        lambda n: collapse_batch(reward[:n], window=3),
+    ):
+        whole, part = ring(len(reward)), ring(cut)
+        assert part == (whole if whole is not None and whole < cut else None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(recorded(), st.sampled_from([2.0, 0.5, 8.0]))
+def test_a_collapse_does_not_depend_on_the_reward_scale(case, scale):
+    rewards = case[0][0]
+    scaled = [None if r is None else r * scale for r in rewards]
+    assert find_collapse(rewards, window=3) == find_collapse(scaled, window=3)
+
+
+def test_the_inputs_are_left_as_they_were():
+    columns = run([0.5, None, 0.1] * 10)
+    copies = [list(c) for c in columns]
+    phase_labels(*columns, PHASES)
+    alarm({LOST: columns[0]}, ALARM)
+    assert list(columns) == copies

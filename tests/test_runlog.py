@@ -1,0 +1,282 @@
+"""The run folder: round trips, kills in the middle of a write, resume, bad input."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from lldlib.runlog import Run, RunWriter, slim
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def write_run(folder, steps):
+    writer = RunWriter.create(folder, {"seed": 3, "method": "grpo"})
+    for step in range(steps):
+        writer.metrics(step, {"reward/mean": step / 10})
+        writer.rollout(step, {"text": f"episode {step}"})
+    writer.event(0, "knob", lr=1e-4)
+    writer.close()
+    return writer
+
+
+def cut(path, nbytes):
+    path.write_bytes(path.read_bytes()[:-nbytes])
+
+
+def one_line(error):
+    return "\n" not in str(error.value)
+
+
+def test_round_trip(folder):
+    write_run(folder, 3)
+    run = Run(folder)
+    assert run.config == {"seed": 3, "method": "grpo"}
+    assert run.metrics[2] == {"step": 2, "reward/mean": 0.2}
+    assert run.series("reward/mean") == ([0, 1, 2], [0.0, 0.1, 0.2])
+    assert run.rollouts[1] == {"step": 1, "text": "episode 1"}
+    assert run.events == [{"step": 0, "kind": "knob", "lr": 1e-4}]
+    assert run.series("no/such") == ([], [])
+
+
+def test_lines_are_readable_before_close(folder):
+    writer = RunWriter.create(folder, {})
+    writer.metrics(0, {"reward/mean": 1.0})
+    assert Run(folder).series("reward/mean") == ([0], [1.0])
+    writer.close()
+
+
+def test_metrics_drop_what_is_no_number_and_round_to_six_digits(folder):
+    writer = RunWriter.create(folder, {})
+    row = {"a/nan": math.nan, "a/inf": math.inf, "a/none": None, "a/third": 1 / 3, "a/n": 1234567}
+    writer.metrics(0, row | {"a/tensor": torch.tensor(2.5), "a/big": 1234567.8})
+    writer.close()
+    expected = {"step": 0, "a/third": 0.333333, "a/n": 1234567, "a/tensor": 2.5, "a/big": 1234570.0}
+    assert Run(folder).metrics == [expected]
+    assert row["a/third"] == 1 / 3  # the caller's row keeps its digits
+
+
+def test_series_skips_the_steps_that_lack_the_key(folder):
+    writer = RunWriter.create(folder, {})
+    writer.metrics(0, {"grad/norm": 1.0})
+    writer.metrics(1, {"grad/norm": math.nan})
+    writer.metrics(2, {"grad/norm": 3.0})
+    writer.close()
+    assert Run(folder).series("grad/norm") == ([0, 2], [1.0, 3.0])
+    assert Run(folder).column("grad/norm") == [1.0, None, 3.0]
+
+
+def test_every_line_is_strict_json_and_keeps_unicode(folder):
+    writer = RunWriter.create(folder, {})
+    writer.rollout(0, {"text": "São\u2028Tomé", "logp": [math.nan, [-math.inf, 1 / 3]]})
+    writer.event(0, "alarm", value=math.nan)
+    writer.close()
+    for name in ("rollouts.jsonl", "events.jsonl"):
+        json.loads((folder / name).read_text("utf-8"), parse_constant=pytest.fail)
+    (record,) = Run(folder).rollouts
+    assert record == {"step": 0, "text": "São\u2028Tomé", "logp": [None, [None, 0.333333]]}
+
+
+def test_a_bad_metric_key_is_refused(folder):
+    writer = RunWriter.create(folder, {})
+    with pytest.raises(ValueError, match="'reward' is not of the form") as error:
+        writer.metrics(0, {"reward": 1.0})
+    assert one_line(error)
+    writer.close()
+    assert Run(folder).metrics == []
+
+
+def test_create_refuses_a_folder_with_a_run(folder):
+    write_run(folder, 1)
+    with pytest.raises(FileExistsError, match="--resume, or another --out") as error:
+        RunWriter.create(folder, {"seed": 4})
+    assert one_line(error)
+    assert Run(folder).config["seed"] == 3
+
+
+def test_create_takes_an_empty_folder(folder):
+    folder.mkdir()
+    RunWriter.create(folder, {"seed": 1}).close()
+    assert Run(folder).config == {"seed": 1}
+
+
+@pytest.mark.parametrize("lost", [1, 2, 10])
+def test_a_half_written_last_line_is_ignored(folder, lost):
+    # the last line is '{"step": 2, "reward/mean": 0.2}\n': losing 1 byte leaves it whole
+    write_run(folder, 3)
+    cut(folder / "metrics.jsonl", lost)
+    assert Run(folder).series("reward/mean")[0] == ([0, 1, 2] if lost == 1 else [0, 1])
+
+
+def test_a_last_line_cut_inside_a_letter_is_ignored(folder):
+    writer = RunWriter.create(folder, {})
+    writer.rollout(0, {"text": "a"})
+    writer.rollout(1, {"text": "é"})
+    writer.close()
+    cut(folder / "rollouts.jsonl", len(b'\xa9"}\n'))
+    assert [row["step"] for row in Run(folder).rollouts] == [0]
+
+
+@pytest.mark.parametrize("broken", ['{"step": 1, "rew', "[1, 2]", '{"reward/mean": 1}', ""])
+def test_a_broken_line_in_the_middle_names_file_and_line(folder, broken):
+    write_run(folder, 3)
+    path = folder / "metrics.jsonl"
+    first, _, third = path.read_text().splitlines()
+    path.write_text("\n".join([first, broken, third]) + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2") as error:
+        _ = Run(folder).metrics
+    assert one_line(error)
+
+
+def test_a_missing_folder_and_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no run folder at"):
+        Run(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        Run(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no run folder at"):
+        RunWriter.resume(tmp_path / "nowhere", 0)
+
+
+def test_a_broken_config_names_the_file(folder):
+    write_run(folder, 1)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON") as error:
+        _ = Run(folder).config
+    assert one_line(error)
+
+
+def test_resume_drops_later_lines_and_appends(folder):
+    write_run(folder, 5)
+    cut(folder / "metrics.jsonl", 4)
+    writer = RunWriter.resume(folder, 3)
+    writer.metrics(3, {"reward/mean": 9.0})
+    writer.close()
+    run = Run(folder)
+    assert run.series("reward/mean") == ([0, 1, 2, 3], [0.0, 0.1, 0.2, 9.0])
+    assert [row["step"] for row in run.rollouts] == [0, 1, 2]
+    assert len(run.events) == 1
+
+
+def test_resume_keeps_earlier_lines_byte_for_byte(folder):
+    write_run(folder, 5)
+    before = (folder / "metrics.jsonl").read_bytes()
+    RunWriter.resume(folder, 3).close()
+    after = (folder / "metrics.jsonl").read_bytes()
+    assert after == b"".join(before.splitlines(keepends=True)[:3])
+
+
+def test_resume_drops_later_checkpoints_and_leftovers(folder):
+    writer = write_run(folder, 5)
+    for step in (2, 4):
+        writer.checkpoint(step, {"w": torch.ones(1)}, {})
+    (folder / "checkpoints" / "step_000005.tmp").mkdir()
+    RunWriter.resume(folder, 2).close()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_a_kill_while_resume_truncates_leaves_the_log_as_it_was(folder, monkeypatch):
+    write_run(folder, 5)
+    monkeypatch.setattr(os, "replace", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        RunWriter.resume(folder, 3)
+    assert len(Run(folder).metrics) == 5
+
+
+def _killed(*_):
+    raise KeyboardInterrupt
+
+
+def test_checkpoint_round_trip_is_exact(folder):
+    writer = write_run(folder, 1)
+    tensors = {"w": torch.randn(3, 4).T, "half": torch.tensor([1.5], dtype=torch.bfloat16)}
+    tensors["tied"] = tensors["w"]
+    state = {"rng": [1, 2], "ema": 1 / 3}
+    path = writer.checkpoint(1, tensors, state)
+    assert path == folder / "checkpoints" / "step_000001"
+    loaded, loaded_state = Run(folder).load_checkpoint(1)
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    assert loaded_state == state
+
+
+def test_the_latest_checkpoint_is_by_number(folder):
+    writer = write_run(folder, 1)
+    for step in (20, 3, 1_000_000):
+        writer.checkpoint(step, {"w": torch.tensor([float(step)])}, {"step": step})
+    run = Run(folder)
+    assert [step for step, _ in run.checkpoints] == [3, 20, 1_000_000]
+    assert run.load_checkpoint(None)[1] == {"step": 1_000_000}
+    assert run.load_checkpoint(3)[0]["w"].item() == 3.0
+
+
+def test_a_checkpoint_of_the_same_step_replaces_the_old_one(folder):
+    writer = write_run(folder, 1)
+    for value in (1.0, 2.0):
+        writer.checkpoint(5, {"w": torch.tensor([value])}, {"value": value})
+    tensors, state = Run(folder).load_checkpoint(5)
+    assert (tensors["w"].item(), state["value"]) == (2.0, 2.0)
+    assert len(list((folder / "checkpoints").iterdir())) == 1
+
+
+def test_a_kill_before_the_rename_leaves_no_checkpoint(folder, monkeypatch):
+    writer = write_run(folder, 1)
+    writer.checkpoint(1, {"w": torch.ones(1)}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            writer.checkpoint(2, {"w": torch.ones(1)}, {})
+    assert [step for step, _ in Run(folder).checkpoints] == [1]
+    writer.checkpoint(2, {"w": torch.ones(1)}, {})  # the leftover is no obstacle
+    assert [step for step, _ in Run(folder).checkpoints] == [1, 2]
+
+
+@pytest.mark.parametrize("damage", ["no state", "no tensors", "cut state", "cut tensors"])
+def test_a_half_written_checkpoint_is_skipped_with_a_warning(folder, caplog, damage):
+    writer = write_run(folder, 1)
+    writer.checkpoint(1, {"w": torch.ones(4)}, {})
+    late = writer.checkpoint(2, {"w": torch.ones(4)}, {"a": 1})
+    verb, what = damage.split()
+    path = late / {"state": "state.json", "tensors": "tensors.safetensors"}[what]
+    path.unlink() if verb == "no" else cut(path, 3)
+    assert Run(folder).load_checkpoint(None)[1] == {}
+    assert "half-written checkpoint" in caplog.text
+
+
+def test_a_checkpoint_that_is_not_there(folder):
+    writer = write_run(folder, 1)
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        Run(folder).load_checkpoint(None)
+    writer.checkpoint(1, {"w": torch.ones(1)}, {})
+    with pytest.raises(FileNotFoundError, match="has no checkpoint 7, only 1"):
+        Run(folder).load_checkpoint(7)
+
+
+def test_slim_thins_rollouts_evenly_and_keeps_the_rest(folder, tmp_path):
+    writer = write_run(folder, 100)
+    writer.checkpoint(1, {"w": torch.ones(1)}, {})
+    full = sum(
+        (folder / f).stat().st_size for f in ("config.json", "metrics.jsonl", "events.jsonl")
+    )
+    out = slim(folder, tmp_path / "slim", full + 1500)
+    short = Run(out)
+    assert short.metrics == Run(folder).metrics
+    assert short.config == Run(folder).config
+    # a rollout line is 36 or 38 bytes, 100 of them about 3780: every third fits in 1500
+    assert [row["step"] for row in short.rollouts] == list(range(0, 100, 3))
+    assert sum(path.stat().st_size for path in out.iterdir()) <= full + 1500
+    assert short.checkpoints == []
+
+
+def test_slim_refuses_what_it_cannot_do(folder, tmp_path):
+    write_run(folder, 10)
+    with pytest.raises(ValueError, match="over max_bytes=100 even without rollouts"):
+        slim(folder, tmp_path / "slim", 100)
+    with pytest.raises(FileExistsError, match="is not empty"):
+        slim(folder, folder)
