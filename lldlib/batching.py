@@ -8,11 +8,14 @@ from lldlib.rollout import TokenText
 from lldlib.types import Batch, Episode
 
 
-def collate(episodes: list[Episode], rewards: list[float], groups: list[int], text: TokenText) -> Batch:
-    """Pad episodes on the right into one Batch; every length is data, so a pad token equal to eos does no harm.
+def collate(
+    episodes: list[Episode], rewards: list[float], groups: list[int], text: TokenText
+) -> Batch:
+    """Pad episodes on the right into one Batch.
 
-    `rewards` and `groups` have one entry per episode. An episode with no action token is legal: its row has an
-    empty action mask.
+    Masks come from the turns' lengths, never from token values, so a pad token equal to eos does no
+    harm. `rewards` and `groups` have one entry per episode. An episode with no action token is legal:
+    its row has an empty action mask. Raises ValueError without episodes.
     """
     if not episodes:
         raise ValueError("no episodes to collate: the rollout returned none")
@@ -45,6 +48,4 @@ def collate(episodes: list[Episode], rewards: list[float], groups: list[int], te
 
 def _turn_spans(tokens: list[int], text: TokenText) -> Tensor:
     labels = spans([text.piece(token) for token in tokens])
-    return torch.tensor([int(label) for label in labels]) if labels else torch.zeros(0, dtype=torch.long)
-
-
+    return torch.tensor([int(label) for label in labels], dtype=torch.long)

@@ -46,6 +46,7 @@ class LossConfig:
     llds_normalizer: Literal["preserved", "all"] = "preserved"  # tokens of A >= 0 rows (paper) or all (code)
     llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
     lp_reg_coef: float = 0.0  # beta of Lp-Reg
+    lp_reg_selection: Literal["paper", "code"] = "paper"  # tokens that the low quantile is taken over
     lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
     lp_reg_threshold: float = 0.02  # kappa (min-p) or tau (fixed)

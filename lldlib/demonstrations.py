@@ -23,9 +23,13 @@ _WEIGHTS = [1 / (rank + 1) for rank in range(8)]  # Zipf
 
 
 def _bigrams() -> dict[str, list[str]]:
-    """Eight possible successors of each filler word; fixed for the project."""
+    """Up to eight possible successors of each filler word, all later in the list; fixed for the project.
+
+    So a walk never comes back to a word and even a greedy policy ends its thought.
+    """
     rng = random.Random(123)
-    return {word: rng.sample(FILLER, 8) for word in FILLER}
+    later = {word: FILLER[i + 1 : i + 17] for i, word in enumerate(FILLER)}
+    return {word: rng.sample(next_, min(8, len(next_))) for word, next_ in later.items()}
 
 
 _NEXT = _bigrams()
@@ -34,8 +38,11 @@ _NEXT = _bigrams()
 def filler(rng: random.Random, mean: float) -> list[str]:
     """Free-form reasoning: a Zipf-weighted bigram walk of random length."""
     words = rng.choices(FILLER[:8], _WEIGHTS)
-    for _ in range(min(20, int(rng.expovariate(1 / mean)))):
-        words += rng.choices(_NEXT[words[-1]], _WEIGHTS)
+    for _ in range(int(rng.expovariate(1 / mean))):
+        following = _NEXT[words[-1]]
+        if not following:
+            break
+        words += rng.choices(following, _WEIGHTS[: len(following)])
     return words
 
 

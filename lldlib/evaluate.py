@@ -22,7 +22,9 @@ class Evaluation:
         return [exact_match(e.answer, e.question.answers) for e in self.episodes]
 
 
-def evaluate(policy: Policy, rollout: Rollout, questions: list[Question], *, rows: int = 128) -> Evaluation:
+def evaluate(
+    policy: Policy, rollout: Rollout, questions: list[Question], *, rows: int = 128
+) -> Evaluation:
     """Answer every question once, greedily, `rows` at a time; raises ValueError for no questions."""
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")

@@ -6,9 +6,10 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values (B, heads, capacity, d) in a fixed buffer; `update` returns views of the used part.
+    """One layer's keys and values (B, heads, capacity, d) in a fixed buffer.
 
-    transformers' DynamicLayer concatenates at every token, which copies the whole cache each time.
+    `update` returns views of the used part; transformers' DynamicLayer concatenates at every token,
+    which copies the whole cache each time.
     """
 
     def __init__(self, capacity: int):
@@ -21,10 +22,13 @@ class PreallocatedLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         rows, heads, _, size = key_states.shape
         self.key_buffer = key_states.new_empty(rows, heads, self.capacity, size)
-        self.value_buffer = value_states.new_empty(rows, heads, self.capacity, value_states.shape[-1])
+        size = value_states.shape[-1]
+        self.value_buffer = value_states.new_empty(rows, heads, self.capacity, size)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
         """Write the new states behind the used part and return views of all of it."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -32,13 +36,17 @@ class PreallocatedLayer(DynamicLayer):
         self.key_buffer[:, :, self.used : end] = key_states
         self.value_buffer[:, :, self.used : end] = value_states
         self.used = end
-        self.keys, self.values = self.key_buffer[:, :, :end], self.value_buffer[:, :, :end]
+        self._expose()
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only these rows."""
         self.key_buffer, self.value_buffer = self.key_buffer[indices], self.value_buffer[indices]
-        self.keys, self.values = self.key_buffer[:, :, : self.used], self.value_buffer[:, :, : self.used]
+        self._expose()
+
+    def _expose(self) -> None:
+        self.keys = self.key_buffer[:, :, : self.used]
+        self.values = self.value_buffer[:, :, : self.used]
 
 
 def new_cache(layers: int, capacity: int) -> Cache:

@@ -170,10 +170,16 @@ def _lp_reg(config: LossConfig, x: LossInputs) -> tuple[Float[Tensor, ""], Stats
         x.advantages,
         x.action_mask,
         quantile=config.lp_reg_quantile,
+        selection=config.lp_reg_selection,
     )
     value = aggregate(term, x.action_mask, config.aggregation)
     protected = lp_reg_mask(
-        x.logp, x.proxy_logp, x.advantages, x.action_mask, quantile=config.lp_reg_quantile
+        x.logp,
+        x.proxy_logp,
+        x.advantages,
+        x.action_mask,
+        quantile=config.lp_reg_quantile,
+        selection=config.lp_reg_selection,
     )
     share = _share(protected, x.action_mask)
     return value, {"lp_reg/value": value, "lp_reg/protected_share": share}

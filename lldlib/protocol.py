@@ -1,8 +1,8 @@
 """The tag protocol of Search-R1 (arXiv 2503.09516): think, search, read, answer.
 
-The only place that parses what the policy writes and renders what the environment says. Retrieved text is
-data: it is rendered into the context and never parsed, so a passage that holds `</information><answer>x</answer>`
-neither ends a turn nor scores.
+The only place that parses what the policy writes and renders what the environment says. Retrieved
+text is data: it is rendered into the context and never parsed, so a passage that holds
+`</information><answer>x</answer>` neither ends a turn nor scores.
 """
 
 import re
@@ -15,10 +15,11 @@ CLOSING_TAGS = ("</search>", "</answer>")
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
 INSTRUCTION = (
-    "Answer the question below. Think inside <think> and </think> each time you learn something new. "
-    "When you lack a fact, write <search> your query </search>; what was found comes back between "
-    "<information> and </information>. You may search several times. Once you know enough, give the answer "
-    "alone inside <answer> and </answer>, for instance <answer> Beijing </answer>.\n"
+    "Answer the question below. Think inside <think> and </think> each time you learn something "
+    "new. When you lack a fact, write <search> your query </search>; what was found comes back "
+    "between <information> and </information>. You may search several times. Once you know enough, "
+    "give the answer alone inside <answer> and </answer>, for instance "
+    "<answer> Beijing </answer>.\n"
 )
 INVALID_MESSAGE = (
     "\nThe last action was invalid. To search, put the query between <search> and </search>. "
@@ -41,12 +42,12 @@ class Protocol:
 
     instruction: str
     invalid_message: str
-    tool_error: str = "\n\n<information> The search service failed . </information>\n\n"
 
     def prompt(self, question: str) -> str:
         """The text that opens an episode; a missing question mark is added, as Search-R1 does."""
         question = question.strip()
-        return f"{self.instruction}Question: {question if question.endswith('?') else question + '?'}\n"
+        mark = "" if question.endswith("?") else "?"
+        return f"{self.instruction}Question: {question}{mark}\n"
 
     def information(self, passages: list[str]) -> str:
         """The environment's answer to a search."""
@@ -54,11 +55,15 @@ class Protocol:
 
 
 SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE)
-TINY = Protocol("", TINY_INVALID_MESSAGE, " <information> </information> ")
+TINY = Protocol("", TINY_INVALID_MESSAGE)
 
 
 def parse_action(text: str) -> Action:
-    """The first complete search or answer in one turn of the policy; an empty query is invalid."""
+    """The first complete search or answer in one turn of the policy; an empty query is invalid.
+
+    A tag that opens and never closes is text, and what stands between two tags of a kind is taken as
+    it is, other tags included.
+    """
     match = _ACTION.search(text)
     if match is None:
         return Action("invalid", "")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from rank_bm25 import BM25Okapi
@@ -28,11 +28,19 @@ class Passage:
     title: str = ""
 
 
+class RetrieverError(RuntimeError):
+    """The search tool gave no result and stays down; the rollouts that asked end there."""
+
+
+@runtime_checkable  # so that annotations can be checked while tests run
 class Retriever(Protocol):
     """What a rollout needs from a search tool."""
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """At most `k` passages for each query, best first; an empty list where nothing matches."""
+        """At most `k` passages for each query, best first; an empty list where nothing matches.
+
+        Raises RetrieverError when the service is down for good.
+        """
         ...
 
 

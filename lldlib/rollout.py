@@ -1,22 +1,26 @@
 """Batched generate <-> search: many episodes in lock-step over one key-value cache.
 
-At each step every running row moves on by one token: a row that waits for its prompt or a passage is fed the
-next token of it, the others sample. So rows never need padding, nothing is ever prefilled twice, and a row's
-masks are exact by construction. Where all rows wait (the prompts), the shared part is fed in one go. Rows that
-ended are dropped from the cache once they are a quarter of it.
+At each step every running row moves on by one token: a row that waits for its prompt or a passage
+is fed the next token of it, the others sample. So rows never need padding, nothing is ever
+prefilled twice, and a row's masks are exact by construction. Where all rows wait (the prompts), the
+shared part is fed in one go. Rows that ended are dropped from the cache once they are a quarter of
+it.
 """
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from lldlib.config import RolloutConfig
 from lldlib.kvcache import keep_rows, new_cache
-from lldlib.protocol import Protocol, ends_turn, parse_action
-from lldlib.retrieval import Retriever
+from lldlib.protocol import Action, Protocol, ends_turn, parse_action
+from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.scoring import next_token
 from lldlib.types import Episode, Question, StopReason, Turn
+
+logger = logging.getLogger(__name__)
 
 
 class TokenText:
@@ -50,10 +54,12 @@ class _Row:
     invalid: int = 0
     answer: str | None = None
     stop: StopReason | None = None
-    speaking: Turn | None = field(default=None)
+    speaking: Turn | None = None
 
     def episode(self) -> Episode:
-        return Episode(self.question, self.turns, self.stop, self.answer, self.searches, self.invalid)
+        return Episode(
+            self.question, self.turns, self.stop, self.answer, self.searches, self.invalid
+        )
 
 
 class Rollout:
@@ -81,7 +87,9 @@ class Rollout:
             running = self._drop_finished(running, cache, device)
             fed = self._feed(running)
             inputs = torch.tensor(fed, device=device)
-            drawn, logp = next_token(model, inputs, cache, temperature=temperature, generator=generator)
+            drawn, logp = next_token(
+                model, inputs, cache, temperature=temperature, generator=generator
+            )
             self._advance(running, drawn.tolist(), logp.tolist())
         return [row.episode() for row in rows]
 
@@ -97,10 +105,10 @@ class Rollout:
         return [running[i] for i in alive]
 
     def _feed(self, running: list[_Row]) -> list[list[int]]:
-        """The next tokens of every row: one each, or the part of the waiting texts that all rows share in length."""
+        """The next tokens of every row: one each, or as many as the shortest waiting text has."""
         live = [row for row in running if row.stop is None]
-        width = min(len(row.pending) for row in live)
-        width = min(width, self.config.max_tokens - live[0].length)  # live rows are all of one length
+        room = self.config.max_tokens - live[0].length  # live rows are all of one length
+        width = min(room, *(len(row.pending) for row in live))
         fed = []
         for row in running:
             if row.stop is not None:
@@ -122,22 +130,31 @@ class Rollout:
             elif not row.pending:
                 self._speak(row, token, value)
                 if row.stop is None and self._closes(row, token):
-                    action = parse_action(self._spoken(row))
-                    if action.kind == "answer":
-                        row.answer, row.stop = action.content, StopReason.ANSWER
-                    elif row.searches + row.invalid >= self.config.max_searches:
-                        row.stop = StopReason.TURN_BUDGET
-                    else:
+                    action = self._act(row)
+                    if row.stop is None:
                         asking.append((row, action))
         self._reply(asking)
 
+    def _act(self, row: _Row) -> Action:
+        """Read the turn that has just closed; it may be the row's last."""
+        action = parse_action(self._spoken(row))
+        spent = row.searches + row.invalid >= self.config.max_searches
+        row.invalid += action.kind == "invalid"
+        if action.kind == "answer":
+            row.answer, row.stop = action.content, StopReason.ANSWER
+        elif spent:
+            row.stop = StopReason.TURN_BUDGET
+        return action
+
     def _cut(self, row: _Row) -> None:
-        """End a row at its token budget; environment text that was never fed is taken back."""
+        """End a row at its token budget; text that was never fed is taken back."""
         row.stop = StopReason.TOKEN_BUDGET
-        if row.speaking is None and row.pending:
+        if row.pending:
             last = row.turns[-1]
             keep = len(last.tokens) - len(row.pending)
             last.tokens, last.logp = last.tokens[:keep], last.logp[:keep]
+            if not keep:
+                row.turns.pop()
 
     def _speak(self, row: _Row, token: int, logp: float) -> None:
         if row.speaking is None:
@@ -155,17 +172,26 @@ class Rollout:
     def _spoken(self, row: _Row) -> str:
         return self.text.tokenizer.decode(row.speaking.tokens)
 
-    def _reply(self, asking: list) -> None:
-        """Answer all searches of this step with one call of the retriever, and invalid actions with a message."""
+    def _reply(self, asking: list[tuple[_Row, Action]]) -> None:
+        """Answer all searches of this step with one call, and invalid actions with a message."""
         searches = [(row, action.content) for row, action in asking if action.kind == "search"]
-        found = self.retriever.search([q for _, q in searches], self.config.top_k) if searches else []
-        for (row, _), passages in zip(searches, found, strict=True):
-            row.searches += 1
-            self._say(row, self.protocol.information([p.text for p in passages]))
+        if searches:
+            self._search([row for row, _ in searches], [query for _, query in searches])
         for row, action in asking:
             if action.kind == "invalid":
-                row.invalid += 1
                 self._say(row, self.protocol.invalid_message)
+
+    def _search(self, rows: list[_Row], queries: list[str]) -> None:
+        try:
+            found = self.retriever.search(queries, self.config.top_k)
+        except RetrieverError as error:
+            logger.warning("%d rollouts end without their search: %s", len(rows), error)
+            for row in rows:
+                row.stop = StopReason.TOOL_ERROR
+            return
+        for row, passages in zip(rows, found, strict=True):
+            row.searches += 1
+            self._say(row, self.protocol.information([p.text for p in passages]))
 
     def _say(self, row: _Row, text: str) -> None:
         tokens = self.text.encode(text)

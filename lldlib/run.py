@@ -6,6 +6,7 @@ import json
 import logging
 import platform
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,28 +83,52 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
         self.out, self.config = Path(out), config
-        if resume:
-            self.config = config = saved_config(Run(out).config)
+        if resume:  # with the settings of the checkpoint: knobs may have been turned since the start
+            tensors, state = Run(out).load_checkpoint(None)
+            self.config = config = saved_config(state["config"])
         self.setting = builtin_setting(config)
         s = self.setting
         probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
         self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
         if resume:
-            self._resume()
+            self.trainer.load_state(tensors, state)
+            self.writer = RunWriter.resume(self.out, state["step"])
+            self.writer.event(state["step"], "resume")
         else:
             self.writer = RunWriter.create(self.out, describe(config))
             self.checkpoint()
 
-    def _resume(self) -> None:
-        tensors, state = Run(self.out).load_checkpoint(None)
-        self.trainer.load_state(tensors, state)
-        self.writer = RunWriter.resume(self.out, state["step"])
-        self.writer.event(state["step"], "resume")
+    @classmethod
+    def branch(cls, source: Run, step: int, out: Path, **knobs) -> "TrainingRun":
+        """A new run folder that shares the source's history before batch `step`, then goes its own way.
+
+        Needs a checkpoint of the source at `step`; `knobs` are fields of TrainConfig. FileExistsError if `out` exists.
+        """
+        out = Path(out)
+        checkpoint = dict(source.checkpoints).get(step)
+        if checkpoint is None:
+            have = ", ".join(str(number) for number, _ in source.checkpoints)
+            raise ValueError(f"no checkpoint at batch {step}: {source.path} has {have or 'none'}")
+        out.mkdir(parents=True)
+        for file in source.path.glob("*.json*"):
+            shutil.copy(file, out)
+        shutil.copytree(checkpoint, out / "checkpoints" / checkpoint.name)
+        run = cls(saved_config(source.config), out, resume=True)
+        run.turn(**knobs)
+        return run
+
+    def turn(self, **knobs) -> None:
+        """Turn knobs between steps; what changed is an event of the batch that follows."""
+        self.trainer.turn(**knobs)
+        fields = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in knobs.items()}
+        self.writer.event(self.trainer.step_index, "knob", **fields)
 
     def checkpoint(self) -> None:
         """Write a checkpoint from which the next batch continues."""
         tensors, state = self.trainer.state()
         self.writer.checkpoint(self.trainer.step_index, tensors, state)
+        if self.trainer.step_index:  # an event belongs to the batch that it follows
+            self.writer.event(self.trainer.step_index - 1, "checkpoint")
 
     def step(self) -> dict[str, float]:
         """One batch: train, evaluate when due, log, checkpoint when due."""

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lldlib.config import LossConfig
-from lldlib.losses import proxy_log_prob
+from lldlib.losses import prediction_error, proxy_log_prob
 from lldlib.types import Batch
 
 
@@ -19,11 +19,11 @@ class Scores:
     entropy: Float[Tensor, "B T"] | None = None  # nats
     proxy_logp: Float[Tensor, "B T"] | None = None  # Lp-Reg's proxy; -inf for a filtered token
     hidden: Float[Tensor, "B T H"] | None = None  # last hidden state that predicts the token
-    probs: Float[Tensor, "B T V"] | None = None
+    errors: Float[Tensor, "B T V"] | None = None  # losses.prediction_error
 
 
 def _decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The part below the language-model head, and the head, through a PEFT wrapper if there is one."""
+    """The part below the language-model head, and the head; a PEFT wrapper is looked through."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     return base.get_decoder(), base.get_output_embeddings()
 
@@ -39,8 +39,9 @@ def score(
 ) -> Scores:
     """Log-prob of every action token, log softmax(z / temperature)[token], in float32.
 
-    The head runs on action positions only, so (B, T, V) logits never exist (`internals`, which NTHR needs,
-    is the exception). `proxy` holds Lp-Reg's filter settings. Gradient flows unless the caller forbids it.
+    The head runs on action positions only, so (B, T, V) logits never exist; `internals`, which NTHR
+    needs, is the exception. `proxy` holds Lp-Reg's filter settings. Gradient flows unless the caller
+    forbids it.
     """
     decoder, head = _decoder_and_head(model)
     # Right padding needs no attention mask: causal attention never looks right.
@@ -65,8 +66,9 @@ def score(
         extra["proxy_logp"] = spread(value)
     if internals:
         pad = (0, 0, 1, 0)
+        every = prediction_error(head(hidden).float() / temperature, batch.tokens[:, 1:])
         extra["hidden"] = nn.functional.pad(hidden.float(), pad)
-        extra["probs"] = nn.functional.pad((head(hidden).float() / temperature).softmax(-1), pad)
+        extra["errors"] = nn.functional.pad(every, pad)
     return Scores(logp=spread(logp), **extra)
 
 
@@ -84,8 +86,8 @@ def next_token(
     `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
     """
     decoder, head = _decoder_and_head(model)
-    hidden = decoder(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-    logits = head(hidden).float()
+    out = decoder(input_ids=tokens, past_key_values=cache, use_cache=True)
+    logits = head(out.last_hidden_state[:, -1]).float()
     if temperature == 0:
         log_probs = torch.log_softmax(logits, dim=-1)
         drawn = log_probs.argmax(-1, keepdim=True)
@@ -95,10 +97,16 @@ def next_token(
     return drawn[:, 0], log_probs.gather(-1, drawn)[:, 0]
 
 
-def score_sorted(model: nn.Module, batch: Batch, temperature: float, *, chunk: int = 24, **kwargs) -> Scores:
-    """`score` over chunks of rows of similar length, so that little of the work is padding; same values to rounding."""
+def score_sorted(
+    model: nn.Module, batch: Batch, temperature: float, *, chunk: int = 24, **kwargs
+) -> Scores:
+    """`score`, to rounding, over chunks of rows of similar length: little of the work is padding.
+
+    Gives the (B, T) scores only, without `internals`.
+    """
     order = batch.attention_mask.sum(1).argsort()
-    parts = [(rows, score(model, batch.rows(rows), temperature, **kwargs)) for rows in order.split(chunk)]
+    chunks = order.split(chunk)
+    parts = [(rows, score(model, batch.rows(rows), temperature, **kwargs)) for rows in chunks]
 
     def merge(name: str) -> Tensor | None:
         if getattr(parts[0][1], name) is None:

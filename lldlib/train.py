@@ -119,7 +119,7 @@ class Trainer:
             return None
         inner = score(self.policy.model, batch, self.config.rollout.temperature, internals=True)
         return nthr_weights(
-            inner.hidden, inner.probs, batch.tokens, advantages, batch.group, batch.action_mask
+            inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
         )
 
     def _update(self, batch, old, advantages, weights, searches: float) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Trainer:
         return mean | share | {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
-            "update/skipped": self.skipped,
+            "update/skipped": float(self.skipped),
             "update/lr": self.optimizer.param_groups[0]["lr"],
         }
 
@@ -241,7 +241,8 @@ class Trainer:
         for name, p in self._named().items():
             for key, value in self.optimizer.state.get(p, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
-        return tensors, {"step": self.step_index, "skipped": self.skipped}
+        config = dataclasses.asdict(self.config)
+        return tensors, {"step": self.step_index, "skipped": self.skipped, "config": config}
 
     def load_state(self, tensors: dict[str, Tensor], state: dict) -> None:
         """Continue from a checkpoint's content, bit for bit on the CPU."""

@@ -72,6 +72,8 @@ def test_top_entropy_mask_keeps_the_highest_and_all_ties():
     assert two.equal(tensor([[NO, YES, NO, NO], [NO, YES, NO, NO]]))
     assert losses.top_entropy_mask(entropy, mask, 0.6).sum() == 5
     assert losses.top_entropy_mask(entropy, mask, 1.0).equal(mask)
+    hundred = torch.arange(100.0)[None]  # in floats 0.07 * 100 > 7, yet 7 % of 100 is 7
+    assert losses.top_entropy_mask(hundred, hundred >= 0, 0.07).sum() == 7
     with pytest.raises(ValueError, match="share"):
         losses.top_entropy_mask(entropy, mask, 0.0)
 

@@ -78,10 +78,10 @@ ROWS = tensor([1.0, -1.0])
 LP_MASK = tensor([[YES] * 5 + [NO]] * 2)
 
 
-def selected(quantile: float, selection: str = "paper", proxy: Tensor | None = None) -> list:
+def selected(quantile: float, selection="paper", proxy: Tensor | None = None, rows=ROWS) -> list:
     """Where the mask is on: [row, token] pairs."""
     proxy = ln(PI) + 0.1 if proxy is None else proxy
-    mask = losses.lp_reg_mask(ln(PI), proxy, ROWS, LP_MASK, quantile=quantile, selection=selection)
+    mask = losses.lp_reg_mask(ln(PI), proxy, rows, LP_MASK, quantile=quantile, selection=selection)
     return mask.nonzero().tolist()
 
 
@@ -90,6 +90,7 @@ def test_lp_reg_mask_of_the_paper_ranks_all_action_tokens():
     # are below it, and 0.02 is in a row with A > 0. At 0.3, rank 2.7, 0.03 joins.
     assert selected(0.2) == [[1, 0]]
     assert selected(0.3) == [[1, 0], [1, 1]]
+    assert selected(0.1, rows=-ROWS) == []  # rank 0.9: 0.01 alone, now in a row with A > 0
     proxy = ln(PI).index_put((tensor([1]), tensor([0])), tensor(-math.inf))
     assert selected(0.3, proxy=proxy) == [[1, 1]]  # dropped by the proxy: noise, not a spark
     assert selected(0.3, proxy=ln(PI) - 0.1) == [[1, 0], [1, 1]]  # the paper has no such gate
@@ -154,7 +155,7 @@ def test_prediction_error_is_one_hot_minus_probability():
     close(losses.prediction_error(torch.zeros(1, 1, 2), tensor([[1]])), [[[-0.5, 0.5]]])
 
 
-def nthr(errors: list[float], advantages: list[float], beta: float) -> list[float]:
+def nthr(errors: list, advantages: list, beta: float, present: list | None = None) -> list[float]:
     """The factor of one-token rows in one group: V = 2, errors (e, -e), hidden states of 1."""
     g = tensor(errors)
     rows = len(errors)
@@ -163,7 +164,7 @@ def nthr(errors: list[float], advantages: list[float], beta: float) -> list[floa
         torch.stack([g, -g], -1)[:, None],
         tensor(advantages),
         torch.zeros(rows, dtype=torch.int64),
-        torch.ones(rows, 1, dtype=torch.bool),
+        tensor(present or [YES] * rows)[:, None],
         beta=beta,
     )
     return [round(w, 5) for w in weights[:, 0].tolist()]
@@ -175,6 +176,11 @@ def test_nthr_by_hand():
     right_first = [1.5, -0.5, -0.5, -0.5]
     assert nthr([0.4, 0.5, 0.3, -0.5], right_first, 1.0) == [1.0, 0.5, 1.0, 1.0]
     assert nthr([0.4, 0.5, 0.3, -0.5], right_first, 0.5) == [1.0, 0.5, 0.5, 1.0]
+    assert nthr([0.4, 0.4, 0.3, -0.5], right_first, 1.0) == [1.0] * 4  # at the threshold
+    # right rows 0.4 and 0.2: scores 1.2 e, so 0.36 is above the lesser (0.24); eta = 2 (2/3 - 1/2)
+    assert nthr([0.4, 0.2, 0.3], [0.5, 0.5, -1.0], 1.0) == [1.0, 1.0, 0.33333]
+    # a right row without tokens has no mean: the threshold is 0.32 of the other, above 0.24
+    assert nthr([0.4, 0.2, 0.3], [0.5, 0.5, -1.0], 1.0, [YES, NO, YES]) == [1.0] * 3
     # half of the rows right: eta = 2 |0.5 - 0.5| = 0
     assert nthr([0.4, 0.5], [1.0, -1.0], 1.0) == [1.0, 0.0]
 

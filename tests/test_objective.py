@@ -60,14 +60,11 @@ def test_every_preset_gives_a_finite_loss_and_gradient(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_preset_but_grpo_changes_the_gradient(name):
-    grpo = step(METHODS["grpo"], random_inputs())[1]
-    inputs = random_inputs()
+    x = random_inputs()
     if name == "clip_cov":  # at its share one token of this batch, which must not be a clipped one
-        inputs = replace(inputs, old_logp=inputs.logp.detach())
-        grpo = step(METHODS["grpo"], inputs)[1]
-    if name == "dr_grpo":  # scale_advantage is read where advantages are made
-        assert not METHODS[name].scale_advantage
-    assert step(METHODS[name], inputs)[1].equal(grpo) == (name == "grpo")
+        x = replace(x, old_logp=x.logp.detach())
+    same = step(METHODS[name], x)[1].equal(step(METHODS["grpo"], x)[1])
+    assert same == (name == "grpo")
 
 
 WEIGHTS_OFF = {
@@ -95,7 +92,7 @@ def test_a_term_at_weight_zero_changes_no_bit(name):
 
 
 def test_unknown_method_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown method 'ppo': use one of grpo, .*old_kl"):
+    with pytest.raises(ValueError, match=r"unknown method 'ppo': use one of grpo, .*old_kl"):
         method("ppo")
 
 
@@ -119,13 +116,9 @@ def test_needs():
 @pytest.mark.parametrize("name", METHODS)
 def test_what_a_config_does_not_need_is_not_read(name):
     x, wanted = random_inputs(), needs(METHODS[name])
-    lean = replace(
-        x,
-        entropy=x.entropy if "entropy" in wanted else None,
-        ref_logp=x.ref_logp if "ref_logp" in wanted else None,
-        proxy_logp=x.proxy_logp if "proxy_logp" in wanted else None,
-        negative_token_weights=x.negative_token_weights if "nthr" in wanted else None,
-    )
+    fields = {name: name for name in ("entropy", "ref_logp", "proxy_logp")}
+    fields["nthr"] = "negative_token_weights"
+    lean = replace(x, **{field: None for name, field in fields.items() if name not in wanted})
     state = x.generator.get_state()
     full = step(METHODS[name], x)
     x.generator.set_state(state)
@@ -175,6 +168,19 @@ def test_policy_gradient_on_policy():
     # ratios 1: mean of -1, -1, 1, 1; gradient -A / 4 tokens
     assert loss == 0 and stats["policy/clip_share"] == 0 and stats["policy/ratio_max"] == 1
     assert gradient.equal(tensor([[-0.25, -0.25, 0.0], [0.25, 0.25, 0.0]]))
+
+
+def test_aggregation_of_the_policy_term():
+    gradient = step(replace(BARE, aggregation="seq-mean-token-sum"), hand_inputs(ON_POLICY))[1]
+    assert gradient.equal(tensor([[-0.5, -0.5, 0.0], [0.5, 0.5, 0.0]]))  # -A / 2 rows
+
+
+def test_sequence_ratio_of_the_policy_term():
+    # both rows: s = exp((-0.4 + 0.1) / 2) = 0.860708; gradient -A s / 4 tokens
+    _, gradient, stats = step(replace(BARE, ratio_level="sequence"), hand_inputs(FALLEN))
+    expected = tensor([[-0.215177, -0.215177, 0.0], [0.215177, 0.215177, 0.0]])
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=0)
+    assert stats["policy/ratio_max"].item() == pytest.approx(0.860708)
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(0.0, 0.0), (0.5, 0.125)])
@@ -252,6 +258,8 @@ def test_lp_reg_lifts_the_improbable_negative_token():
     assert stats["lp_reg/protected_share"] == 0.25
     assert stats["lp_reg/value"].item() == pytest.approx(0.306853 / 4, abs=1e-6)
     assert (loss - base[0]).item() == pytest.approx(0.306853 / 4, abs=1e-6)
+    by_rows = replace(config, aggregation="seq-mean-token-sum")
+    assert step(by_rows, x)[2]["lp_reg/value"].item() == pytest.approx(0.306853 / 2, abs=1e-6)
     expected = tensor([[0.0, 0.0, 0.0], [-0.25, 0.0, 0.0]])  # (1 - 2) / 4 tokens
     torch.testing.assert_close(gradient - base[1], expected)
 
@@ -266,8 +274,9 @@ def test_kl_entropy_and_kl_cov_are_added_with_their_weights():
         assert (loss - base).item() == pytest.approx(2 * -0.15)
     assert (step(replace(BARE, entropy_coef=0.5), x)[0] - base).item() == pytest.approx(-1.0)
     # covariances 0.25 (logp -0.9, A = 1) and (logp -1.4, A = -1), |log-ratios| 0.1 and 0.4
-    config = replace(BARE, kl_cov_coef=3.0, kl_cov_share=0.5)
-    assert (step(config, x)[0] - base).item() == pytest.approx(3 * 0.5 / 4)
+    for share, total in ((0.5, 0.5), (1.0, 1.0)):
+        config = replace(BARE, kl_cov_coef=3.0, kl_cov_share=share)
+        assert (step(config, x)[0] - base).item() == pytest.approx(3 * total / 4)
 
 
 def test_policy_statistics_by_hand():

@@ -61,7 +61,7 @@ def log_ratio(
 
 def rounded_up(share: Number, count: int) -> int:
     """The smallest whole number of tokens that is at least `share` of `count`."""
-    return math.ceil(share * count - 1e-9)  # 0.1 * 30 is 3, not 3.0000000000000004
+    return math.ceil(share * count - 1e-9)  # 0.07 * 100 is 7, not 7.000000000000001
 
 
 def action_ids(action_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:

@@ -75,7 +75,9 @@ def likelihood_fall(
     return keep(old_logp.detach().float() - logp.float(), mask)
 
 
-def answer_weight_schedule(mean_valid_searches: Number, schedule: Literal["paper", "code"]) -> float:
+def answer_weight_schedule(
+    mean_valid_searches: Number, schedule: Literal["paper", "code"]
+) -> float:
     """LLDS-MA's weight of answer tokens from the batch's mean number V of valid searches a rollout.
 
     "paper": min(V / 2, 1) (2512.04220v2, text of Eq. 5). "code": min(max(V - 1, 0), 1), what the

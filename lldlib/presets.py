@@ -1,0 +1,44 @@
+"""The one setting in which plain GRPO dies and GRPO+LLDS lives: every run starts from it."""
+
+import dataclasses
+
+from lldlib import methods
+from lldlib.config import LossConfig, RolloutConfig, TrainConfig
+
+# fields of TrainConfig and RolloutConfig
+SETTING: dict[str, object] = {
+    "steps": 150,
+    "updates_per_batch": 10,
+    "lr": 3e-4,
+    "problems": 16,
+    "group_size": 5,
+}
+# weights of LossConfig on the built-in world, for the methods that have that term at all
+WEIGHTS: dict[str, float] = {"llds_coef": 0.2}
+
+
+def collapse_config(method: str, seed: int, **overrides: object) -> TrainConfig:
+    """The run of one method (see `lldlib.methods`) at the collapse setting.
+
+    `overrides` are fields of TrainConfig, RolloutConfig or LossConfig, by their bare names.
+    Raises ValueError for an unknown method or field.
+    """
+    preset = methods.method(method)
+    weights = {name: value for name, value in WEIGHTS.items() if getattr(preset, name)}
+    given = SETTING | weights | overrides
+    known = {kind: field_names(kind) & given.keys() for kind in (RolloutConfig, LossConfig)}
+    train = (field_names(TrainConfig) - {"method", "seed", "rollout", "loss"}) & given.keys()
+    if unknown := given.keys() - train.union(*known.values()):
+        raise ValueError(f"unknown setting {', '.join(sorted(unknown))}: use a field of config.py")
+    return TrainConfig(
+        method=method,
+        seed=seed,
+        rollout=RolloutConfig(**{name: given[name] for name in known[RolloutConfig]}),
+        loss=dataclasses.replace(preset, **{name: given[name] for name in known[LossConfig]}),
+        **{name: given[name] for name in train},
+    )
+
+
+def field_names(kind: type) -> set[str]:
+    """The names of a dataclass's fields."""
+    return {field.name for field in dataclasses.fields(kind)}

@@ -1,0 +1,52 @@
+"""Fixtures of several test files.
+
+The package is imported inside them only: pytest's shape checker must be in place first.
+"""
+
+import os
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach the network
+torch.set_num_threads(1)  # two cores are often shared with another process
+
+
+@pytest.fixture(scope="session")
+def guesser(tmp_path_factory) -> str:
+    """The folder of a very small searcher that answers at once with one of eight frequent answers.
+
+    Made in a second from random weights, it is right now and then, so that a probe set exists and
+    groups are mixed.
+    """
+    from lldlib.config import WarmstartConfig
+    from lldlib.rollout import TokenText
+    from lldlib.warmstart import make_tiny, save_policy
+    from lldlib.world import World
+
+    world = World.load()
+    policy = make_tiny(world, WarmstartConfig(width=16, layers=1, heads=2))
+    questions = world.sample_questions(random.Random(0), 512, "train")
+    frequent = Counter(question.answers[0] for question in questions).most_common(8)
+    text, optimizer = TokenText(policy.tokenizer), torch.optim.Adam(policy.model.parameters(), 0.01)
+    for step in range(100):
+        prompt = text.encode(policy.protocol.prompt(questions[step].text))
+        answers = [text.encode(f"<answer> {answer} </answer>") for answer, _ in frequent]
+        tokens = torch.tensor([prompt + answer for answer in answers])
+        labels = tokens.clone()
+        labels[:, : len(prompt)] = -100
+        loss = policy.model(input_ids=tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = tmp_path_factory.mktemp("guesser")
+    save_policy(policy, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def micro(guesser) -> dict[str, object]:
+    """Overrides of `collapse_config` that make a run of two batches in about a second."""
+    return {"policy": guesser, "steps": 2, "problems": 4, "group_size": 2, "updates_per_batch": 2}

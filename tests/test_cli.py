@@ -1,0 +1,123 @@
+import json
+
+import pytest
+
+from lldlib.cli import main
+from lldlib.presets import collapse_config
+from lldlib.runlog import Run, RunWriter
+
+COMMANDS = ["demo", "train", "evaluate", "report", "sweep", "warmstart"]
+
+
+def train(out, micro, *more: str) -> int:
+    rollout = {"problems", "group_size"}
+    flags = []
+    for name, value in micro.items():
+        prefix = "rollout." if name in rollout else ""
+        flags += [f"--{prefix}{name.replace('_', '-')}", str(value)]
+    return main(["train", "--out", str(out), *flags, *more])
+
+
+def error_of(capsys) -> str:
+    """What the command wrote on stderr: one line."""
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1, text
+    return text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert "--out" in capsys.readouterr().out or command == "evaluate"
+
+
+def test_help_names_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_train_writes_a_run_and_resumes_it(micro, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out, micro, "--method", "llds", "--seed", "5", "--loss.llds-gate", "token") == 0
+    run = Run(out)
+    assert len(run.metrics) == 2
+    assert (run.config["method"], run.config["seed"]) == ("llds", 5)
+    loss = collapse_config("llds", 5).loss  # the method's preset, but for the flag given
+    assert run.config["loss"]["llds_coef"] == loss.llds_coef > 0
+    assert run.config["loss"]["llds_gate"] == "token"
+
+    capsys.readouterr()
+    assert train(out, micro) == 2
+    assert "already holds a run" in error_of(capsys)
+
+    metrics = (out / "metrics.jsonl").read_text()
+    assert main(["train", "--out", str(out), "--resume"]) == 0  # whole already: nothing to do
+    assert (out / "metrics.jsonl").read_text() == metrics
+
+    capsys.readouterr()
+    assert main(["train", "--out", str(out), "--resume", "--steps", "9"]) == 2
+    assert "give it only --out" in error_of(capsys)
+
+
+def test_evaluate_and_report_read_a_run(micro, tmp_path, capsys):
+    out = tmp_path / "run"
+    train(out, micro)
+    capsys.readouterr()
+    assert main(["evaluate", "--run", str(out), "--checkpoint", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "held-out exact match",
+        "on a permuted corpus, against its answers",
+        "on a permuted corpus, against true answers",
+    ]
+    assert main(["evaluate", "--policy", str(micro["policy"])]) == 0
+    assert capsys.readouterr().out.splitlines() == lines  # checkpoint 0 is the policy untouched
+
+    assert main(["report", str(out), "--out", str(tmp_path / "report")]) == 0
+    assert "| grpo | 0 |" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report" / "summary.json").read_text())[0]["arm"] == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--out", "x", "--method", "ppo"], "unknown method 'ppo': use one of grpo"),
+        (["train", "--out", "x", "--resume"], "no run folder at x"),
+        (["evaluate"], "either --run DIR or --policy NAME"),
+        (["evaluate", "--run", "x", "--policy", "tiny"], "either --run DIR or --policy NAME"),
+        (["evaluate", "--policy", "tiny", "--checkpoint", "1"], "--checkpoint belongs to --run"),
+        (["evaluate", "--run", "x"], "no run folder at x"),
+        (["report", "--out", "y"], "no run folders given"),
+        (["report", "x", "--out", "y"], "no run folder at x"),
+        (["sweep", "--grid", "seed=0", "--out", "y"], "names no method"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_of_one_is_refused_before_anything_is_written(micro, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out, micro | {"group_size": 1}) == 2
+    assert "group_size is 1" in error_of(capsys)
+    assert not out.exists()
+
+
+def test_a_missing_checkpoint_is_named(tmp_path, capsys):
+    RunWriter.create(tmp_path / "run", {})
+    assert main(["evaluate", "--run", str(tmp_path / "run")]) == 2
+    assert "holds no checkpoint" in error_of(capsys)
+
+
+def test_failed_cells_make_exit_code_1(micro, tmp_path, capsys):
+    grid = [f"{name}={value}" for name, value in (micro | {"group_size": 1}).items()]
+    arguments = ["sweep", "--grid", "method=grpo", "seed=0", *grid, "--out", str(tmp_path / "s")]
+    assert main(arguments) == 1
+    assert "failed: " in capsys.readouterr().err

@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from lldlib import heldout
+from lldlib.config import RolloutConfig
+from lldlib.evaluate import Evaluation
+from lldlib.heldout import permuted_control, policy_of
+from lldlib.policies import load_policy
+from lldlib.presets import collapse_config
+from lldlib.run import TrainingRun
+from lldlib.runlog import Run
+from lldlib.types import Episode, StopReason
+from lldlib.world import Fact, World
+
+CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome"}
+ROLLOUT = RolloutConfig()
+
+
+def world_of(capitals: dict[str, str]) -> World:
+    """Capitals, and one element discovered in France."""
+    facts = [Fact("capital", country, city, "heldout") for country, city in capitals.items()]
+    return World([*facts, Fact("found", "Gallium", "France", "train")])
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """Sets what a searcher answers: a function of the question."""
+
+    def install(answer):
+        def evaluate(policy, rollout, questions):
+            episodes = [
+                Episode(q, [], StopReason.ANSWER, answer(q), valid_searches=1, invalid_actions=0)
+                for q in questions
+            ]
+            em = sum(e.answer in e.question.answers for e in episodes) / len(episodes)
+            return Evaluation(em=em, f1=em, episodes=episodes)
+
+        monkeypatch.setattr(heldout, "evaluate", evaluate)
+
+    return install
+
+
+@pytest.fixture
+def moved(monkeypatch) -> World:
+    """A world whose permuted copy has Paris and Madrid exchanged, and Rome where it was."""
+    other = world_of({"France": "Madrid", "Spain": "Paris", "Italy": "Rome"})
+    monkeypatch.setattr(World, "permuted", lambda self, seed: other)
+    return world_of(CAPITALS)
+
+
+def test_the_control_tells_reading_from_remembering(moved, answering, guesser):
+    # Asked: the capitals of 3 countries, the countries of 3 capitals, and the capital of the country
+    # where Gallium was discovered. Those of Italy and Rome keep their answers, which leaves 5.
+    policy, questions = load_policy(guesser), moved.questions("heldout")
+    assert len(questions) == 7
+    answering(lambda question: question.answers[0])  # as the passages at hand have it
+    read = permuted_control(policy, moved, questions, ROLLOUT, seed=0)
+    assert (read.questions, read.em_permuted, read.em_true) == (5, 1.0, 0.0)
+
+    truth = {question.id: question.answers[0] for question in questions}
+    answering(lambda question: truth[question.id])
+    remembered = permuted_control(policy, moved, questions, ROLLOUT, seed=0)
+    assert (remembered.questions, remembered.em_permuted, remembered.em_true) == (5, 0.0, 1.0)
+
+
+def test_a_question_that_leads_nowhere_is_not_asked(monkeypatch, answering, guesser):
+    world = world_of(CAPITALS)
+    other = World([Fact("found", "Gallium", "Chad", "train")])  # and no capital is known
+    monkeypatch.setattr(World, "permuted", lambda self, seed: other)
+    with pytest.raises(ValueError, match="no question"):
+        permuted_control(load_policy(guesser), world, world.questions("heldout"), ROLLOUT, seed=0)
+
+
+def test_a_checkpoint_gives_its_own_weights(micro, tmp_path):
+    config = collapse_config("grpo_entropy", 0, **micro | {"checkpoint_every": 1, "eval_every": 0})
+    run = TrainingRun(config, tmp_path / "run").run()
+    for step in (0, 1, 2):
+        tensors, _ = run.load_checkpoint(step)
+        weights = dict(policy_of(run, step).model.named_parameters())
+        assert all(torch.equal(weights[name], tensors[f"model.{name}"]) for name in weights)
+    first, last = (policy_of(run, step).model.state_dict() for step in (0, None))
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+    assert Run(run.path).checkpoints[-1][0] == 2

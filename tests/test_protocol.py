@@ -1,0 +1,108 @@
+"""The tags: which action a turn asks for, what ends it, and what each of its tokens is for."""
+
+import pytest
+
+from lldlib.protocol import SEARCH_R1, TINY, Action, Span, ends_turn, parse_action, spans
+
+FREE, QUERY, ANSWER = Span.FREE, Span.QUERY, Span.ANSWER
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<think> hm </think> <search> capital Peru </search>", Action("search", "capital Peru")),
+        ("<answer> Lima </answer>", Action("answer", "Lima")),
+        ("<search>\ncapital\nPeru\n</search>", Action("search", "capital\nPeru")),
+        # the first complete pair wins, whatever comes after it
+        ("<search> a </search> <answer> b </answer>", Action("search", "a")),
+        ("<answer> b </answer> <search> a </search>", Action("answer", "b")),
+        # a tag that is never closed is text, and hides no later pair
+        ("<search> a <answer> b </answer>", Action("answer", "b")),
+        ("<answer> a <search> b </search>", Action("search", "b")),
+        # between two tags of one kind everything is content
+        ("<search> a <search> b </search>", Action("search", "a <search> b")),
+        ("<answer> <think> a </answer>", Action("answer", "<think> a")),
+        # an empty answer is an answer (a wrong one), an empty query is no search
+        ("<answer> </answer>", Action("answer", "")),
+        ("<search> \n </search>", Action("invalid", "")),
+        ("<search></search>", Action("invalid", "")),
+        # no pair at all
+        ("", Action("invalid", "")),
+        ("</search>", Action("invalid", "")),
+        ("a </search> <search> b", Action("invalid", "")),
+        ("<search> a </answer>", Action("invalid", "")),
+        ("<Search> a </Search>", Action("invalid", "")),
+        ("<search > a </search >", Action("invalid", "")),
+        ("<information> a </information>", Action("invalid", "")),
+    ],
+)
+def test_parse_action(text, action):
+    assert parse_action(text) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("<search> a </search>", True),
+        ("stray </answer>", True),  # closes nothing, yet the policy stops here: an invalid action
+        ("<think> a </think>", False),
+        ("<search> a </searc", False),
+        ("<search> a <answer>", False),
+        ("</information>", False),
+    ],
+)
+def test_a_turn_ends_at_a_closing_tag_of_an_action(text, ends):
+    assert ends_turn(text) is ends
+
+
+def test_spans_of_word_tokens():
+    pieces = ["<think>", "so", "</think>", "<answer>", "Lima", "Peru", "</answer>"]
+    assert spans(pieces) == [FREE, FREE, FREE, ANSWER, ANSWER, ANSWER, ANSWER]
+
+
+def test_spans_where_tags_and_tokens_do_not_line_up():
+    # "go<" and ">!" hold a part of the tag each, so they belong to the span
+    pieces = ["a ", "go<", "sea", "rch", ">x", "</sea", "rch", ">!", " b"]
+    assert spans(pieces) == [FREE] + [QUERY] * 7 + [FREE]
+
+
+def test_a_token_beside_a_span_is_not_in_it():
+    pieces = ["x", "<search>q</search>", "y"]
+    assert spans(pieces) == [FREE, QUERY, FREE]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "labels"),
+    [
+        ([], []),
+        (["no", " tags"], [FREE, FREE]),
+        (["<search>", "q"], [FREE, FREE]),  # never closed, as where the budget ran out
+        (["<search>", "q", "</answer>"], [FREE, FREE, FREE]),
+        (["<search>", "q", "<answer>", "a", "</answer>"], [FREE, FREE, ANSWER, ANSWER, ANSWER]),
+        # one action a turn: the second pair is not acted on
+        (["<search>q</search>", "<answer>a</answer>"], [QUERY, FREE]),
+        # a character of several bytes comes as one replacement character a token
+        (["<answer>", "\ufffd", "\ufffd", "</answer>"], [ANSWER] * 4),
+    ],
+)
+def test_spans_of_odd_turns(pieces, labels):
+    assert spans(pieces) == labels
+
+
+def test_the_prompt_ends_its_question_with_one_question_mark():
+    assert TINY.prompt(" What is the capital of Peru ") == "Question: What is the capital of Peru?\n"
+    assert TINY.prompt("What is it ?") == "Question: What is it ?\n"
+
+
+def test_the_prompt_of_search_r1_explains_every_tag():
+    text = SEARCH_R1.prompt("Who?")
+    for name in ("think", "search", "information", "answer"):
+        assert f"<{name}>" in text and f"</{name}>" in text
+    assert text.endswith("Question: Who?\n")
+
+
+def test_information_is_wrapped_and_not_changed():
+    text = "</information><answer>x</answer> \\1"
+    expected = "\n\n<information> </information><answer>x</answer> \\1 b </information>\n\n"
+    assert SEARCH_R1.information([text, "b"]) == expected
+    assert SEARCH_R1.information([]) == "\n\n<information>  </information>\n\n"

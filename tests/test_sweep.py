@@ -1,0 +1,189 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from lldlib.methods import METHODS
+from lldlib.presets import collapse_config
+from lldlib.runlog import Run
+from lldlib.sweep import cell_name, grid_cells, parse_grid, sweep
+from lldlib.workers import Cell, is_finished, train_cell, train_cells
+
+
+def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[int]:
+    """Train a cell for at most `batches` batches; returns what it reported."""
+    done, asked = [], iter(range(batches))
+    train_cell(
+        cell,
+        keep_checkpoints=keep_checkpoints,
+        report=done.append,
+        should_stop=lambda: next(asked, None) is None,
+    )
+    return done
+
+
+def names(grid: dict) -> list[str]:
+    return [cell.path.name for cell in grid_cells(grid, Path("out"))]
+
+
+def grid_of(micro: dict, **more) -> dict:
+    return {name: [value] for name, value in micro.items()} | {"seed": [0]} | more
+
+
+# -- the preset ----------------------------------------------------------------------------------
+
+
+def test_overrides_reach_the_field_of_their_name():
+    config = collapse_config("llds", 3, lr=1e-5, problems=2, llds_gate="token")
+    assert (config.method, config.seed, config.lr) == ("llds", 3, 1e-5)
+    assert (config.rollout.problems, config.loss.llds_gate) == (2, "token")
+    assert config.rollout.group_size == collapse_config("llds", 3).rollout.group_size
+
+
+def test_arms_differ_in_the_regularizer_alone():
+    grpo, llds = collapse_config("grpo", 0), collapse_config("llds", 0)
+    assert grpo.loss.llds_coef == 0 < llds.loss.llds_coef
+    assert collapse_config("llds", 0, llds_coef=0.0).loss == grpo.loss
+    assert (grpo.rollout, grpo.lr, grpo.steps) == (llds.rollout, llds.lr, llds.steps)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_setting(method):
+    assert collapse_config(method, 0).method == method
+
+
+def test_bad_overrides_are_named():
+    with pytest.raises(ValueError, match="unknown setting lambda"):
+        collapse_config("llds", 0, **{"lambda": 1})
+    with pytest.raises(ValueError, match="unknown method 'ppo'"):
+        collapse_config("ppo", 0)
+
+
+# -- the grid ------------------------------------------------------------------------------------
+
+
+def test_values_take_the_type_of_their_field():
+    items = ["method=grpo,llds", "seed=0,1", "lr=2e-4,1", "nthr=true", "ratio_cap=none,10"]
+    assert parse_grid(items) == {
+        "method": ["grpo", "llds"],
+        "seed": [0, 1],
+        "lr": [2e-4, 1.0],
+        "nthr": [True],
+        "ratio_cap": [None, 10.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["seed"], "not of the form"),
+        (["seed="], "not of the form"),
+        (["seed=0", "seed=1"], "twice"),
+        (["lambda=1"], "unknown setting 'lambda'"),
+        (["loss=1"], "unknown setting 'loss'"),
+        (["seed=x"], "seed=x: give a value of type int"),
+        (["llds_gate=word"], "use one of action, response, token"),
+        (["nthr=1"], "use true or false"),
+        (["betas=0.9"], "cannot be swept"),
+    ],
+)
+def test_bad_grid_items_are_named(items, message):
+    with pytest.raises(ValueError, match=message):
+        parse_grid(items)
+
+
+def test_a_grid_is_the_product_of_its_values():
+    grid = {"seed": [0, 1], "lr": [2e-4, 4e-4], "method": ["llds"]}
+    assert names(grid) == [
+        "method=llds,lr=0.0002,seed=0",
+        "method=llds,lr=0.0002,seed=1",
+        "method=llds,lr=0.0004,seed=0",
+        "method=llds,lr=0.0004,seed=1",
+    ]
+
+
+def test_a_weight_of_llds_leaves_grpo_alone():
+    grid = {"method": ["grpo", "llds"], "seed": [0], "llds_coef": [0.1, 0.2]}
+    cells = grid_cells(grid, Path("out"))
+    assert [cell.path.name for cell in cells] == [
+        "method=grpo,seed=0",
+        "method=llds,llds_coef=0.1,seed=0",
+        "method=llds,llds_coef=0.2,seed=0",
+    ]
+    assert [cell.config.loss.llds_coef for cell in cells] == [0, 0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"seed": [0]}, "names no method"),
+        ({"method": ["grpo"]}, "names no seed"),
+        ({"method": ["grpo"], "seed": [0], "llds_coef": [0.1]}, "no method .* has llds_coef"),
+        ({"method": ["ppo"], "seed": [0]}, "unknown method 'ppo'"),
+    ],
+)
+def test_bad_grids_are_named(grid, message):
+    with pytest.raises(ValueError, match=message):
+        grid_cells(grid, Path("out"))
+
+
+def test_a_cell_name_is_a_folder_whatever_the_order():
+    settings = {"seed": 1, "policy": "a/b c", "method": "llds", "ratio_cap": None}
+    assert cell_name(settings) == "method=llds,policy=a-b-c,ratio_cap=none,seed=1"
+    assert cell_name(dict(reversed(settings.items()))) == cell_name(settings)
+
+
+# -- the runs ------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_cell_goes_on_and_leaves_no_checkpoint(micro, tmp_path):
+    cell = Cell(tmp_path / "a", collapse_config("llds", 0, **micro | {"steps": 3}))
+    assert train(cell, batches=2, keep_checkpoints=False) == [1, 2]
+    assert not is_finished(cell)
+    assert [step for step, _ in Run(cell.path).checkpoints] == [2]
+    assert train(cell, batches=9, keep_checkpoints=False) == [3]
+    assert is_finished(cell)
+    assert Run(cell.path).checkpoints == []
+
+    whole = Cell(tmp_path / "b", cell.config)
+    assert train(whole, batches=9) == [1, 2, 3]
+    assert [step for step, _ in Run(whole.path).checkpoints] == [0, 3]
+    for key in ("reward/mean", "likelihood/incorrect", "policy/entropy", "eval/heldout_em"):
+        assert Run(cell.path).column(key) == Run(whole.path).column(key)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(micro, tmp_path):
+    cell = Cell(tmp_path / "a", collapse_config("grpo", 0, **micro | {"steps": 1}))
+    train(cell, batches=0)
+    ((_, folder),) = Run(cell.path).checkpoints
+    (folder / "state.json").unlink()
+    assert train(cell, batches=9) == [1]
+    assert is_finished(cell)
+
+
+def test_a_folder_of_other_settings_is_refused(micro, tmp_path):
+    cell = Cell(tmp_path / "a", collapse_config("grpo", 0, **micro))
+    train(cell, batches=0)
+    other = Cell(cell.path, collapse_config("grpo", 0, **micro | {"lr": 1e-6, "steps": 7}))
+    with pytest.raises(ValueError, match=r"steps 2, not 7, lr 0\.0\d+, not 1e-06: use another"):
+        is_finished(other)
+
+
+def test_jobs_under_one_are_refused():
+    with pytest.raises(ValueError, match="jobs is 0"):
+        train_cells([], 0, keep_checkpoints=True, on_batch=print, on_end=print)
+
+
+def test_a_sweep_survives_a_failed_cell_and_skips_what_is_done(micro, tmp_path):
+    grid = grid_of(micro, method=["grpo"], group_size=[1, 2])  # a group of 1 cannot be trained
+    failures = sweep(grid, tmp_path, 2)
+    ((path, error),) = failures.items()
+    assert "group_size=1" in path.name and "group_size is 1" in error
+    (row,) = json.loads((tmp_path / "sweep.json").read_text())
+    assert "group_size=2" in row["cell"]
+    assert (row["arm"], row["batches"]) == ("grpo", 2) and 0 <= row["heldout_em"] <= 1
+
+    metrics = tmp_path / row["cell"] / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns
+    assert sweep(grid | {"group_size": [2]}, tmp_path, 1) == {}
+    assert metrics.stat().st_mtime_ns == before
