@@ -14,8 +14,8 @@ def collate(
     """Pad episodes on the right into one Batch.
 
     Masks come from the turns' lengths, never from token values, so a pad token equal to eos does no
-    harm. `rewards` and `groups` have one entry per episode. An episode with no action token is legal:
-    its row has an empty action mask. Raises ValueError without episodes.
+    harm. `rewards` and `groups` have one entry per episode. An episode with no action token is
+    legal: its row has an empty action mask. Raises ValueError without episodes.
     """
     if not episodes:
         raise ValueError("no episodes to collate: the rollout returned none")

@@ -77,7 +77,8 @@ class TrainConfig:
 class DemonstrationConfig:
     """How noisy the demonstrations of the warm start are."""
 
-    corrupt: float = 0.25  # probability that a hop searches for the wrong thing
+    corrupt: float = 0.12  # probability that a hop searches for the wrong thing
+    stop_early: float = 0.4  # probability, where another hop is needed, of answering what was just found
     give_up: float = 0.3  # probability of answering from a wrong passage
     filler_words: float = 5.0  # mean filler words of a think block
     filler_words_failing: float = 9.0  # the same in a hop that fails
@@ -89,12 +90,12 @@ class WarmstartConfig:
     """Supervised training of the tiny searcher from nothing."""
 
     seed: int = 0  # of initial weights, questions and demonstrations
-    plain_steps: int = 600  # optimiser updates on demonstrations without noise or filler: learn to copy
-    steps: int = 1200  # optimiser updates in all
+    plain_steps: int = 500  # optimiser updates on demonstrations without noise or filler: learn to copy
+    steps: int = 2000  # optimiser updates in all
     batch: int = 64  # demonstrations an update
     steps_per_world: int = 2  # updates before the facts are permuted afresh
     lr: float = 2e-3  # AdamW, linear warm-up over 100 updates, then linear decay
-    width: int = 64  # hidden size
+    width: int = 96  # hidden size
     layers: int = 3  # transformer layers
     heads: int = 4  # attention heads
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)

@@ -23,26 +23,22 @@ _WEIGHTS = [1 / (rank + 1) for rank in range(8)]  # Zipf
 
 
 def _bigrams() -> dict[str, list[str]]:
-    """Up to eight possible successors of each filler word, all later in the list; fixed for the project.
-
-    So a walk never comes back to a word and even a greedy policy ends its thought.
-    """
+    """Eight possible successors of each filler word; fixed for the project."""
     rng = random.Random(123)
-    later = {word: FILLER[i + 1 : i + 17] for i, word in enumerate(FILLER)}
-    return {word: rng.sample(next_, min(8, len(next_))) for word, next_ in later.items()}
+    return {word: rng.sample(FILLER, 8) for word in FILLER}
 
 
 _NEXT = _bigrams()
 
 
 def filler(rng: random.Random, mean: float) -> list[str]:
-    """Free-form reasoning: a Zipf-weighted bigram walk of random length."""
+    """Free-form reasoning: a Zipf-weighted bigram walk of 1 to 2 * mean - 1 words.
+
+    The length is uniform, so that an end comes ever more surely and a greedy policy does not walk in circles.
+    """
     words = rng.choices(FILLER[:8], _WEIGHTS)
-    for _ in range(int(rng.expovariate(1 / mean))):
-        following = _NEXT[words[-1]]
-        if not following:
-            break
-        words += rng.choices(following, _WEIGHTS[: len(following)])
+    for _ in range(rng.randint(0, round(2 * mean) - 2)):
+        words += rng.choices(_NEXT[words[-1]], _WEIGHTS)
     return words
 
 
@@ -69,6 +65,8 @@ def demonstrate(
             return pieces + [_answer(rng, passage.split()[-4 if hop.inverse else -2], mean)]
         if not bad:
             hops.pop(0)
+            if hops and rng.random() < config.stop_early:
+                return pieces + [_answer(rng, hop.answer, config.filler_words)]
         if searches >= config.max_searches and hops:
             return pieces
     return pieces + [_answer(rng, question.answers[0], config.filler_words)]

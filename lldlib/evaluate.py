@@ -25,7 +25,7 @@ class Evaluation:
 def evaluate(
     policy: Policy, rollout: Rollout, questions: list[Question], *, rows: int = 128
 ) -> Evaluation:
-    """Answer every question once, greedily, `rows` at a time; raises ValueError for no questions."""
+    """Answer every question once, greedily, `rows` at a time; ValueError for no questions."""
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
     episodes = []

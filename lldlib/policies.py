@@ -52,7 +52,7 @@ def load_policy(name_or_path: str, device: str = "cpu") -> Policy:
 
 
 def _load_tokenizer(path: str) -> PreTrainedTokenizerFast:
-    """AutoTokenizer goes by the model's architecture and would rebuild a word tokenizer as Qwen2's."""
+    """AutoTokenizer goes by the architecture and would rebuild a word tokenizer as Qwen2's."""
     own = Path(path, "tokenizer_config.json")
     if own.exists() and json.loads(own.read_text()).get("tokenizer_class") == "TokenizersBackend":
         return PreTrainedTokenizerFast.from_pretrained(path)
@@ -60,7 +60,7 @@ def _load_tokenizer(path: str) -> PreTrainedTokenizerFast:
 
 
 def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer over `words` and the protocol's tags; a tag is one token wherever it stands."""
+    """A word-level tokenizer over `words` and the tags; a tag is one token wherever it stands."""
     vocabulary = dict.fromkeys([PAD, EOS, UNKNOWN, *TAGS, *words])  # each once, in order
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
     tags = pre_tokenizers.Split(Regex("|".join(TAGS)), "isolated")
@@ -75,7 +75,7 @@ def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(vocabulary: int, *, width: int, layers: int, heads: int, seed: int) -> nn.Module:
-    """A freshly initialised Qwen2; `vocabulary` is its number of tokens, `width` its hidden size."""
+    """A freshly initialised Qwen2 of `vocabulary` tokens and hidden size `width`."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=vocabulary,

@@ -61,8 +61,8 @@ TINY = Protocol("", TINY_INVALID_MESSAGE)
 def parse_action(text: str) -> Action:
     """The first complete search or answer in one turn of the policy; an empty query is invalid.
 
-    A tag that opens and never closes is text, and what stands between two tags of a kind is taken as
-    it is, other tags included.
+    A tag that opens and never closes is text, and what stands between two tags of a kind is taken
+    as it is, other tags included.
     """
     match = _ACTION.search(text)
     if match is None:
@@ -79,7 +79,7 @@ def ends_turn(text: str) -> bool:
 
 
 def spans(pieces: list[str]) -> list[Span]:
-    """What each token of one turn is for, from the tokens' own texts (tags included in their span)."""
+    """What each token of one turn is for, from the tokens' own texts; a span holds its tags."""
     text = "".join(pieces)
     found = [(m.start(), m.end(), m.group(1)) for m in _ACTION.finditer(text)][:1]
     labels, start = [], 0

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from lldlib.batching import collate
-from lldlib.config import RolloutConfig, TrainConfig
+from lldlib.config import LossConfig, RolloutConfig, TrainConfig
 from lldlib.evaluate import evaluate
 from lldlib.policies import Policy, load_policy
 from lldlib.retrieval import BM25Retriever
@@ -83,20 +83,31 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
         self.out, self.config = Path(out), config
-        if resume:  # with the settings of the checkpoint: knobs may have been turned since the start
-            tensors, state = Run(out).load_checkpoint(None)
-            self.config = config = saved_config(state["config"])
+        if resume:
+            self.config = config = saved_config(Run(out).config)
         self.setting = builtin_setting(config)
         s = self.setting
         probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
         self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
         if resume:
-            self.trainer.load_state(tensors, state)
-            self.writer = RunWriter.resume(self.out, state["step"])
-            self.writer.event(state["step"], "resume")
+            self._resume()
         else:
             self.writer = RunWriter.create(self.out, describe(config))
             self.checkpoint()
+
+    def _resume(self) -> None:
+        """Go on from the last checkpoint, by its settings: knobs may have been turned on the way."""
+        run = Run(self.out)
+        if not run.checkpoints and not run.metrics:  # killed before it had done anything
+            self.writer = RunWriter.resume(self.out, 0)
+            self.checkpoint()
+            return
+        tensors, state = run.load_checkpoint(None)
+        self.trainer.turn(**vars(saved_config(state["config"])))
+        self.trainer.load_state(tensors, state)
+        self.config = self.trainer.config
+        self.writer = RunWriter.resume(self.out, state["step"])
+        self.writer.event(state["step"], "resume")
 
     @classmethod
     def branch(cls, source: Run, step: int, out: Path, **knobs) -> "TrainingRun":
@@ -183,10 +194,11 @@ def describe(config: TrainConfig) -> dict:
 
 
 def saved_config(raw: dict) -> TrainConfig:
-    """The TrainConfig of a run folder's config.json."""
-    from lldlib.config import LossConfig
-
+    """The TrainConfig of a run folder's config.json; ValueError if it is not one of this version."""
     names = {f.name for f in dataclasses.fields(TrainConfig)}
     kept = {k: v for k, v in raw.items() if k in names}
-    kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
-    return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
+    try:
+        kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
+        return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the run's config.json is of another version ({error}): start a new run") from error

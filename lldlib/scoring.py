@@ -1,4 +1,4 @@
-"""The only file that sees logits: log-probs of given tokens, and the next token of a running rollout."""
+"""The only file that sees logits: log-probs of given tokens, and the next token of a rollout."""
 
 from dataclasses import dataclass
 
@@ -40,8 +40,8 @@ def score(
     """Log-prob of every action token, log softmax(z / temperature)[token], in float32.
 
     The head runs on action positions only, so (B, T, V) logits never exist; `internals`, which NTHR
-    needs, is the exception. `proxy` holds Lp-Reg's filter settings. Gradient flows unless the caller
-    forbids it.
+    needs, is the exception. `proxy` holds Lp-Reg's filter settings. Gradient flows unless the
+    caller forbids it.
     """
     decoder, head = _decoder_and_head(model)
     # Right padding needs no attention mask: causal attention never looks right.

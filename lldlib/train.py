@@ -36,6 +36,23 @@ def draw_seed(seed: int, step: int, purpose: int) -> int:
     return (seed * 1_000_003 + step) * 8 + purpose
 
 
+def _check(config: TrainConfig, questions: list[Question]) -> None:
+    """One-line errors for settings under which no update means anything."""
+    rollout = config.rollout
+    if rollout.group_size < 2:
+        raise ValueError(
+            f"group_size is {rollout.group_size}: GRPO compares rollouts of one question, use 2 or more"
+        )
+    if not 1 <= rollout.problems <= len(questions):
+        raise ValueError(
+            f"{len(questions)} questions for batches of {rollout.problems}: change rollout.problems"
+        )
+    if not rollout.temperature > 0:
+        raise ValueError(f"temperature is {rollout.temperature}: training samples, use more than 0")
+    if config.updates_per_batch < 1:
+        raise ValueError(f"updates_per_batch is {config.updates_per_batch}: use 1 or more")
+
+
 class Trainer:
     """GRPO with regularizers on a search agent; one `step()` is one rollout batch and its updates."""
 
@@ -47,14 +64,7 @@ class Trainer:
         questions: list[Question],
         probe: Batch | None = None,
     ):
-        if config.rollout.group_size < 2:
-            raise ValueError(
-                f"group_size is {config.rollout.group_size}: GRPO compares rollouts of one question, use 2 or more"
-            )
-        if len(questions) < config.rollout.problems:
-            raise ValueError(
-                f"{len(questions)} questions for batches of {config.rollout.problems}: lower rollout.problems"
-            )
+        _check(config, questions)
         self.config, self.policy, self.questions, self.probe = config, policy, questions, probe
         self.rollout = Rollout(policy.tokenizer, policy.protocol, retriever, config.rollout)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
@@ -191,7 +201,9 @@ class Trainer:
         bare = dataclasses.replace(self.config.loss, **REGULARIZERS_OFF)
         norms = []
         for keep in (inputs.advantages.clamp(max=0), inputs.advantages.clamp(min=0)):
-            loss, _ = compute_loss(bare, dataclasses.replace(inputs, advantages=keep))
+            # a generator of its own: a measurement must not move the draws of the update
+            part = dataclasses.replace(inputs, advantages=keep, generator=torch.Generator())
+            loss, _ = compute_loss(bare, part)
             grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
             norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
         return diagnostics.grad_share(*norms)
@@ -231,9 +243,11 @@ class Trainer:
 
     def turn(self, **knobs) -> None:
         """Change settings between steps: `lr`, `updates_per_batch`, `loss` (a LossConfig), any other field."""
-        self.config = dataclasses.replace(self.config, **knobs)
-        if self.config.loss.kl_coef and self.reference is None:
+        config = dataclasses.replace(self.config, **knobs)
+        _check(config, self.questions)
+        if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start, so there is no reference policy: restart with kl_coef > 0")
+        self.config, self.rollout.config = config, config.rollout
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """Everything a resumed run needs: tensors (weights, optimiser moments) and plain numbers."""
@@ -265,7 +279,7 @@ class Trainer:
         warm = self.config.warmup_batches
         scale = min(1.0, (self.step_index + 1) / warm) if warm else 1.0
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * scale
+            group["lr"], group["betas"] = self.config.lr * scale, self.config.betas
 
     def _frozen_copy(self):
         import copy

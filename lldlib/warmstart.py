@@ -20,7 +20,7 @@ from lldlib.retrieval import BM25Retriever
 from lldlib.rollout import TokenText
 from lldlib.world import World, vocabulary
 
-PLAIN = DemonstrationConfig(corrupt=0.03, filler_words=1.0, filler_words_failing=1.0)
+PLAIN = DemonstrationConfig(corrupt=0.03, stop_early=0.1, filler_words=1.0, filler_words_failing=1.0)
 
 logger = logging.getLogger(__name__)
 

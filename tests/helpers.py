@@ -1,5 +1,6 @@
 """Small policies, scripted models and stub retrievers that several tests share."""
 
+import copy
 import dataclasses
 from functools import cache
 from types import SimpleNamespace
@@ -9,12 +10,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from lldlib import train
 from lldlib.batching import collate
-from lldlib.config import RolloutConfig, WarmstartConfig
+from lldlib.config import LossConfig, RolloutConfig, TrainConfig, WarmstartConfig
+from lldlib.objective import LossInputs
 from lldlib.policies import Policy, tiny_model
 from lldlib.protocol import SEARCH_R1, Protocol
 from lldlib.retrieval import BM25Retriever, Passage, RetrieverError
 from lldlib.rollout import Rollout
+from lldlib.train import Trainer
 from lldlib.types import Batch, Episode, Question
 from lldlib.warmstart import make_tiny
 from lldlib.world import World
@@ -38,7 +42,14 @@ def retriever() -> BM25Retriever:
 
 
 def tiny_policy(seed: int = 0) -> Policy:
-    """A random searcher of the world that often writes the protocol's tags.
+    """A random searcher of the world that often writes the protocol's tags."""
+    made = _tiny_policy(seed)
+    return Policy(copy.deepcopy(made.model), made.tokenizer, made.protocol)
+
+
+@cache
+def _tiny_policy(seed: int) -> Policy:
+    """Made talkative by hand.
 
     The last layer's value bias adds one direction to every state, and the tags' embeddings point
     that way; what else the model says stays random.
@@ -57,9 +68,14 @@ def tiny_policy(seed: int = 0) -> Policy:
     return policy
 
 
+@cache
+def _train_questions() -> list[Question]:
+    return world().questions("train")
+
+
 def world_questions(count: int) -> list[Question]:
-    """The first train questions of the world, of one to three hops."""
-    every = world().questions("train")
+    """Train questions of the world, of one to three hops."""
+    every = _train_questions()
     return every[:: len(every) // count][:count]
 
 
@@ -197,3 +213,47 @@ def naive_logits(model: nn.Module, batch: Batch, temperature: float) -> Tensor:
     """(B, T, V) logits that predict each token, by a plain forward; column 0 is of no use."""
     logits = model(input_ids=batch.tokens, use_cache=False).logits / temperature
     return nn.functional.pad(logits[:, :-1], (0, 0, 1, 0))
+
+
+BARE = LossConfig(kl_coef=0.0)
+MICRO = TrainConfig(
+    lr=1e-3,
+    updates_per_batch=3,
+    rollout=RolloutConfig(problems=4, group_size=4, max_tokens=40, max_searches=4),
+    loss=BARE,
+)
+
+
+def micro_trainer(config: TrainConfig = MICRO, **kwargs) -> Trainer:
+    """A trainer of a random searcher on eight questions of the world."""
+    return Trainer(config, tiny_policy(3), retriever(), world_questions(8), **kwargs)
+
+
+def weights(of: Trainer) -> dict[str, Tensor]:
+    """A copy of the policy's parameters."""
+    return {k: v.detach().clone() for k, v in of.policy.model.named_parameters()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two sets of parameters are equal to the bit."""
+    return all(torch.equal(one[k], other[k]) for k in one)
+
+
+def after(config: TrainConfig, steps: int = 1) -> tuple[dict, dict]:
+    """The weights and the metrics of the last step."""
+    run = micro_trainer(config)
+    for _ in range(steps):
+        metrics, _ = run.step()
+    return weights(run), metrics
+
+
+def spied(monkeypatch) -> list[LossInputs]:
+    """The inputs of every loss that is asked for."""
+    seen, real = [], train.compute_loss
+
+    def spy(config, inputs):
+        seen.append(inputs)
+        return real(config, inputs)
+
+    monkeypatch.setattr(train, "compute_loss", spy)
+    return seen

@@ -49,8 +49,8 @@ def moved(monkeypatch) -> World:
 
 
 def test_the_control_tells_reading_from_remembering(moved, answering, guesser):
-    # Asked: the capitals of 3 countries, the countries of 3 capitals, and the capital of the country
-    # where Gallium was discovered. Those of Italy and Rome keep their answers, which leaves 5.
+    # Asked: the capitals of 3 countries, the countries of 3 capitals, and the capital of the
+    # country where Gallium was discovered; Italy and Rome keep their answers, which leaves 5.
     policy, questions = load_policy(guesser), moved.questions("heldout")
     assert len(questions) == 7
     answering(lambda question: question.answers[0])  # as the passages at hand have it

@@ -90,7 +90,9 @@ def test_spans_of_odd_turns(pieces, labels):
 
 
 def test_the_prompt_ends_its_question_with_one_question_mark():
-    assert TINY.prompt(" What is the capital of Peru ") == "Question: What is the capital of Peru?\n"
+    assert (
+        TINY.prompt(" What is the capital of Peru ") == "Question: What is the capital of Peru?\n"
+    )
     assert TINY.prompt("What is it ?") == "Question: What is it ?\n"
 
 

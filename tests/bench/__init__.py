@@ -1,0 +1,1 @@
+"""Speed of lldlib as ratios, measured in one run: `python -m tests.bench`."""

@@ -1,0 +1,62 @@
+"""`python -m tests.bench [--policy tiny] [--quick]`: the ratios as a markdown table."""
+
+import argparse
+import logging
+import platform
+
+import torch
+
+from . import overhead, rollouts, steps
+from .timing import table
+from .workload import Workload
+
+REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30}
+QUICK = {"rollouts": 3, "steps": 3, "overhead": 4}
+
+COMPARED = """\
+One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first repeat
+is dropped; medians of the ratios of paired repeats. {rows} episodes a batch, at most {tokens} tokens
+each, {updates} updates a step. {machine}.
+
+- Rollout: `lldlib.rollout.Rollout` (one key-value cache over all turns) against a loop in the manner
+  of Search-R1: at every turn, transformers' `generate` over the whole text so far, rows that ended
+  left out, stopping at </search> or </answer>. Same protocol, budgets and temperature.
+- Training step: `lldlib.train.Trainer` against TRL 1.16.0's `GRPOTrainer` with that same loop as
+  its `rollout_func` (no vLLM: it needs a GPU), retrieved text masked by `env_mask`; same weights
+  and questions before each step, same number of updates, KL weight, lr, AdamW, clip, token mean,
+  float32, no gradient checkpointing. Logging and evaluation are outside the clock.
+- Overhead: scoring and updates of one batch of episodes with the term and without, nothing else
+  changed; divided by a whole GRPO step (rollout, scoring, updates).
+"""
+
+
+def main() -> None:
+    """Measure all three and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--policy", default="tiny", help="'tiny', or a folder with a tiny searcher")
+    parser.add_argument("--quick", action="store_true", help="few repeats: a rough look")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    repeats = QUICK if arguments.quick else REPEATS
+    work = Workload.make(arguments.policy)
+    print(_compared(work))
+    rolled, episodes = rollouts.measure(work, repeats["rollouts"])
+    print(f"{table(rolled)}\n\n{episodes}\n", flush=True)
+    stepped, details = steps.measure(work, repeats["steps"])
+    print(f"{table(stepped)}\n\n{details}\n", flush=True)
+    extra = overhead.measure(work, repeats["overhead"])
+    print(f"## All ratios\n\n{table([*rolled, *stepped, *extra])}", flush=True)
+
+
+def _compared(work: Workload) -> str:
+    return COMPARED.format(
+        rows=work.rows,
+        tokens=work.config.rollout.max_tokens,
+        updates=work.config.updates_per_batch,
+        machine=f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
+    )
+
+
+if __name__ == "__main__":
+    main()

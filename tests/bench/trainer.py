@@ -1,0 +1,50 @@
+"""The trainer under the clock."""
+
+from lldlib.train import Trainer
+from lldlib.types import Batch, Episode
+
+from .timing import timed
+from .workload import Workload
+
+
+class TimedTrainer(Trainer):
+    """A `Trainer` that starts every step from the same weights and times its measurements apart."""
+
+    def __init__(self, work: Workload, probe: Batch | None = None):
+        super().__init__(work.config, work.policy, work.retriever, work.questions, probe)
+        tensors, self.start_state = self.state()
+        self.start = {name: value.clone() for name, value in tensors.items()}
+        self.handed: tuple[list[Episode], Batch] | None = None
+        self.rolling = self.measuring = 0.0  # seconds of the last step's rollout, and of its log
+
+    def restart(self, step: int) -> None:
+        """Back to the first weights and an empty optimiser, about to do batch number `step`."""
+        self.load_state(self.start, self.start_state | {"step": step})
+
+    def roll_out(self) -> tuple[list[Episode], Batch]:
+        """One rollout batch, with its seconds in `rolling`."""
+        self.rolling, result = timed(super()._collect)
+        return result
+
+    def timed_step(self) -> tuple[float, list[Episode]]:
+        """One step: seconds of rollout, scoring and updates, and the episodes.
+
+        Where episodes were put in `handed`, it takes them in place of a rollout.
+        """
+        self.measuring = 0.0
+        seconds, (_, episodes) = timed(self.step)
+        return seconds - self.measuring, episodes
+
+    def _collect(self) -> tuple[list[Episode], Batch]:
+        return self.handed or self.roll_out()
+
+    def _measure(self, *args) -> dict[str, float]:
+        return self._apart(super()._measure, *args)
+
+    def _negative_share(self, *args) -> float:
+        return self._apart(super()._negative_share, *args)
+
+    def _apart(self, measurement, *args):
+        seconds, result = timed(lambda: measurement(*args))
+        self.measuring += seconds
+        return result

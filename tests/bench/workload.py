@@ -1,0 +1,56 @@
+"""What every arm of the bench runs on: one policy, one search tool, the same questions."""
+
+import random
+from dataclasses import dataclass
+
+from lldlib.config import TrainConfig
+from lldlib.policies import Policy
+from lldlib.presets import collapse_config
+from lldlib.retrieval import BM25Retriever
+from lldlib.run import builtin_setting
+from lldlib.types import Episode, Question
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """GRPO on the built-in world at the collapse setting, from the given policy."""
+
+    config: TrainConfig
+    overrides: dict[str, object]  # that `config` was made with
+    policy: Policy
+    retriever: BM25Retriever
+    questions: list[Question]
+
+    @classmethod
+    def make(cls, policy: str, **overrides: object) -> "Workload":
+        """`overrides` are those of `lldlib.presets.collapse_config`."""
+        config = collapse_config("grpo", SEED, policy=policy, **overrides)
+        setting = builtin_setting(config)
+        parts = setting.policy, setting.train_retriever, setting.train_questions
+        return cls(config, overrides, *parts)
+
+    @property
+    def rows(self) -> int:
+        """Episodes in a rollout batch."""
+        return self.config.rollout.problems * self.config.rollout.group_size
+
+    def batches(self, count: int) -> list[list[Question]]:
+        """The questions of `count` rollout batches, P different ones each; always the same draw."""
+        rng = random.Random(SEED)
+        return [rng.sample(self.questions, self.config.rollout.problems) for _ in range(count)]
+
+    def repeated(self, questions: list[Question]) -> list[Question]:
+        """Every question once per rollout of its group."""
+        return [q for q in questions for _ in range(self.config.rollout.group_size)]
+
+
+def policy_tokens(episodes: list[Episode]) -> int:
+    """Tokens that the policy chose."""
+    return sum(len(t.tokens) for e in episodes for t in e.turns if t.role == "action")
+
+
+def all_tokens(episodes: list[Episode]) -> int:
+    """All tokens: prompts and retrieved text too."""
+    return sum(len(t.tokens) for e in episodes for t in e.turns)

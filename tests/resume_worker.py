@@ -1,0 +1,64 @@
+"""A micro training run as a program of its own, so that a test can kill it.
+
+Usage: resume_worker.py POLICY OUT [CHECKPOINT], where CHECKPOINT is the number of the checkpoint in
+the middle of whose writing the process kills itself.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import helpers  # one thread, as in the tests
+
+from lldlib import run, runlog, train
+from lldlib.config import RolloutConfig, TrainConfig
+from lldlib.methods import METHODS
+
+# A random policy never answers right, so any answer is worth 1; and there are fewer questions.
+PATCHES = [
+    (run, "exact_match", lambda answer, accepted: float(answer is not None)),
+    (train, "exact_match", lambda answer, accepted: float(answer is not None)),
+    (run, "PROBE_ROWS", 6),
+    (run, "HELDOUT_QUESTIONS", 6),
+    (run, "TRAIN_QUESTIONS", 60),
+]
+
+
+def config(policy: Path) -> TrainConfig:
+    """LLDS over several updates, with a warm-up, a reference and an evaluation now and then."""
+    return TrainConfig(
+        seed=3,
+        steps=24,
+        updates_per_batch=3,
+        lr=1e-3,
+        warmup_batches=6,
+        eval_every=5,
+        checkpoint_every=2,
+        policy=str(policy),
+        rollout=RolloutConfig(problems=3, group_size=4, max_tokens=36),
+        loss=METHODS["llds"],
+    )
+
+
+def die_writing(number: int) -> None:
+    """Make the checkpoint of that number the last thing this process does, and only half of it."""
+    save = runlog.save_file
+
+    def half(tensors, path):
+        save(tensors, path)
+        if path.parent.name.startswith(f"step_{number:06d}"):
+            path.write_bytes(path.read_bytes()[:1000])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    runlog.save_file = half
+
+
+if __name__ == "__main__":
+    assert helpers.torch.get_num_threads() == 1
+    for owner, name, value in PATCHES:
+        setattr(owner, name, value)
+    policy, out, *checkpoint = sys.argv[1:]
+    if checkpoint:
+        die_writing(int(checkpoint[0]))
+    run.TrainingRun(config(Path(policy)), Path(out)).run()

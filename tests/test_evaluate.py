@@ -1,0 +1,69 @@
+"""Held-out scores of a scripted policy, worked out by hand."""
+
+import pytest
+import torch
+from helpers import (
+    PLAIN,
+    ScriptedModel,
+    StubRetriever,
+    character_tokenizer,
+    tiny_policy,
+    world_questions,
+)
+from helpers import retriever as bm25
+
+from lldlib.config import RolloutConfig
+from lldlib.evaluate import evaluate
+from lldlib.policies import Policy
+from lldlib.rollout import Rollout
+from lldlib.types import Question, StopReason
+
+SAID = [
+    "<answer> Red  cat </answer>",
+    "<answer>cat</answer>",
+    "no idea<eos>",
+    "<answer>dog</answer>",
+]
+QUESTIONS = [Question(str(i), f"q{i}", ("the red cat", "puma")) for i in range(len(SAID))]
+
+
+def scripted() -> tuple[Policy, Rollout]:
+    tokenizer = character_tokenizer()
+    encode = tokenizer.encode
+    scripts = [
+        encode(PLAIN.prompt(question.text)) + encode(said)
+        for question, said in zip(QUESTIONS, SAID, strict=True)
+    ]
+    model = ScriptedModel(scripts, len(tokenizer), filler=encode("z")[0])
+    rollout = Rollout(tokenizer, PLAIN, StubRetriever([]), RolloutConfig(max_tokens=60))
+    return Policy(model, tokenizer, PLAIN), rollout
+
+
+def test_scores_by_hand():
+    result = evaluate(*scripted(), QUESTIONS)
+    assert result.exact == [1.0, 0.0, 0.0, 0.0]
+    assert result.em == 0.25
+    # "red cat" 1; "cat": precision 1, recall 1/2, so 2/3; no answer 0; "dog" 0
+    assert result.f1 == pytest.approx((1 + 2 / 3) / 4)
+    assert [e.question.id for e in result.episodes] == ["0", "1", "2", "3"]
+    assert result.episodes[2].answer is None and result.episodes[2].stop is StopReason.EOS
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
+def test_the_number_of_rows_at_a_time_changes_nothing(rows):
+    assert evaluate(*scripted(), QUESTIONS, rows=rows) == evaluate(*scripted(), QUESTIONS)
+
+
+def test_it_is_greedy_and_leaves_the_global_generator_alone():
+    policy = tiny_policy()
+    rollout = Rollout(policy.tokenizer, policy.protocol, bm25(), RolloutConfig(max_tokens=40))
+    state = torch.get_rng_state()
+    one, two = (evaluate(policy, rollout, world_questions(5), rows=2) for _ in range(2))
+    assert one == two and torch.equal(state, torch.get_rng_state())
+    assert one.em == 0.0 and len(one.episodes) == 5
+
+
+def test_no_question_is_a_one_line_error():
+    with pytest.raises(ValueError, match="no questions to evaluate") as error:
+        evaluate(*scripted(), [])
+    assert "\n" not in str(error.value)

@@ -1,0 +1,206 @@
+"""Kill a run at any moment: resumed, it gives the numbers of an unbroken one, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny_policy
+from resume_worker import PATCHES, config
+
+from lldlib import runlog
+from lldlib.run import TrainingRun
+from lldlib.runlog import METRICS, ROLLOUTS, Run
+from lldlib.warmstart import save_policy
+
+HERE = Path(__file__).parent
+LINES = 5  # of metrics.jsonl, after which the run is killed
+
+
+def start(policy: Path, out: Path, *args: str) -> subprocess.Popen:
+    paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / "resume_worker.py"), str(policy), str(out), *args]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
+
+
+def logged(out: Path) -> int:
+    path = out / METRICS
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_after(process: subprocess.Popen, out: Path, lines: int) -> None:
+    """SIGKILL as soon as the log has that many lines."""
+    while logged(out) < lines:
+        try:
+            pytest.fail(f"the run ended by itself with code {process.wait(timeout=0.01)}")
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A random policy, an unbroken run of it, and two runs that were killed."""
+    base = tmp_path_factory.mktemp("runs")
+    save_policy(tiny_policy(3), base / "policy")
+    killed = start(base / "policy", base / "killed")
+    halved = start(base / "policy", base / "halved", "8")
+    with pytest.MonkeyPatch.context() as patch:
+        apply(patch)
+        kill_after(killed, base / "killed", LINES)
+        TrainingRun(config(base / "policy"), base / "unbroken").run()
+    assert killed.wait() == halved.wait() == -signal.SIGKILL
+    return base
+
+
+def apply(patch) -> None:
+    for owner, name, value in PATCHES:
+        patch.setattr(owner, name, value)
+
+
+@pytest.fixture(autouse=True)
+def micro(monkeypatch):
+    apply(monkeypatch)
+
+
+def numbers(run: Run) -> list[dict]:
+    return [{k: v for k, v in row.items() if "time/" not in k} for row in run.metrics]
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    assert numbers(one) == numbers(other)
+    assert (one.path / ROLLOUTS).read_bytes() == (other.path / ROLLOUTS).read_bytes()
+    (tensors, state), (others, other_state) = (r.load_checkpoint(None) for r in (one, other))
+    assert state == other_state and tensors.keys() == others.keys()
+    assert any(name.startswith("optimizer.exp_avg.") for name in tensors)
+    assert all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def resumed(folder: Path, name: str) -> Run:
+    return TrainingRun(config(folder / "policy"), folder / name, resume=True).run()
+
+
+def test_the_unbroken_run_is_one_worth_comparing(folder):
+    rows = numbers(Run(folder / "unbroken"))
+    assert [row["step"] for row in rows] == list(range(24))
+    assert sum(row["grad/norm"] > 0 for row in rows) > 12
+    assert max(row["llds/value"] for row in rows) > 0
+    assert max(row["kl/reference"] for row in rows) > 0
+    assert [row["step"] for row in rows if "eval/heldout_em" in row] == [4, 9, 14, 19, 23]
+    assert [n for n, _ in Run(folder / "unbroken").checkpoints] == list(range(0, 25, 2))
+
+
+def test_a_run_killed_while_training(folder):
+    assert LINES <= logged(folder / "killed") < 24
+    run = resumed(folder, "killed")
+    assert_same_run(run, Run(folder / "unbroken"))
+    (event,) = [row for row in run.events if row["kind"] == "resume"]
+    assert event["step"] % 2 == 0 and event["step"] <= 24
+
+
+def test_a_run_killed_while_writing_a_checkpoint(folder):
+    before = Run(folder / "halved")
+    assert len(before.metrics) == 8  # batches 0 to 7, of which 6 and 7 have no whole checkpoint
+    assert [number for number, _ in before.checkpoints] == [0, 2, 4, 6]
+    assert any(p.name.endswith(".tmp") for p in (before.path / "checkpoints").iterdir())
+    run = resumed(folder, "halved")
+    assert_same_run(run, Run(folder / "unbroken"))
+    assert not any(p.name.endswith(".tmp") for p in (run.path / "checkpoints").iterdir())
+
+
+class Killed(BaseException):
+    """Ends a run where it stands; nothing in the library catches or cleans up after it."""
+
+
+def die(*args, **kwargs):
+    raise Killed
+
+
+def break_off(folder: Path, name: str, at: str, monkeypatch) -> None:
+    """A run of 4 batches that dies in the writing of checkpoint 2, at a given place."""
+    run = TrainingRun(replace(config(folder / "policy"), steps=4), folder / name)
+    run.step()
+    if at == "in a line of the log":
+        line = run.writer._files[METRICS]
+        monkeypatch.setattr(
+            run.writer, "_line", lambda *args: (line.write('{"step": 1, "rew'), line.flush(), die())
+        )
+    elif at == "after the line":
+        monkeypatch.setattr(run.writer, "rollout", die)
+    elif at == "before the rename":
+        monkeypatch.setattr(runlog.os, "replace", die)
+    elif at == "after the checkpoint":
+        monkeypatch.setattr(run.writer, "event", die)
+    with pytest.raises(Killed):
+        run.step()
+    monkeypatch.undo()
+    apply(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "at", ["in a line of the log", "after the line", "before the rename", "after the checkpoint"]
+)
+def test_a_run_broken_off_at_any_place(folder, at, monkeypatch):
+    name = at.replace(" ", "_")
+    break_off(folder, name, at, monkeypatch)
+    run = resumed(folder, name)
+    assert numbers(run) == numbers(Run(folder / "unbroken"))[:3] + numbers(run)[3:]
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
+    tensors, _ = Run(folder / "unbroken").load_checkpoint(4)
+    again, _ = run.load_checkpoint(4)
+    assert all(torch.equal(tensors[key], again[key]) for key in tensors)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(folder, monkeypatch):
+    settings = replace(config(folder / "policy"), steps=2)
+    monkeypatch.setattr(runlog, "save_file", die)
+    with pytest.raises(Killed):
+        TrainingRun(settings, folder / "early")
+    monkeypatch.undo()
+    apply(monkeypatch)
+    run = resumed(folder, "early")
+    assert [row["step"] for row in run.metrics] == [0, 1]
+    assert numbers(run)[0] == numbers(Run(folder / "unbroken"))[0]
+
+
+def test_a_whole_run_resumed_does_nothing_more(folder):
+    before = (folder / "unbroken" / METRICS).read_bytes()
+    run = resumed(folder, "unbroken")
+    assert (run.path / METRICS).read_bytes() == before
+
+
+def test_knobs_turned_before_the_checkpoint_hold_after_it(folder):
+    settings = replace(config(folder / "policy"), steps=4)
+    loss = replace(settings.loss, llds_coef=1.0, kl_coef=0.0)
+    rollout = replace(settings.rollout, max_tokens=30)
+    run = TrainingRun(settings, folder / "turned")
+    run.step()
+    run.turn(lr=5e-3, loss=loss, rollout=rollout)
+    run.step()  # its end is checkpoint 2
+    run.writer.close()
+    whole = TrainingRun(settings, folder / "turned_unbroken")
+    whole.step()
+    whole.turn(lr=5e-3, loss=loss, rollout=rollout)
+    whole.run()
+    again = resumed(folder, "turned")
+    assert_same_run(again, Run(folder / "turned_unbroken"))
+    assert Run(folder / "turned").load_checkpoint(4)[1]["config"]["lr"] == 5e-3
+
+
+def test_a_run_without_checkpoints_is_not_overwritten(folder):
+    runlog.slim(folder / "unbroken", folder / "recorded")
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint") as error:
+        resumed(folder, "recorded")
+    assert "\n" not in str(error.value)
+    assert len(Run(folder / "recorded").metrics) == 24
+
+
+def test_a_new_run_does_not_overwrite_an_old_one(folder):
+    with pytest.raises(FileExistsError, match="--resume"):
+        TrainingRun(config(folder / "policy"), folder / "unbroken")
+    with pytest.raises(FileNotFoundError, match="no run folder"):
+        resumed(folder, "never")

@@ -1,0 +1,178 @@
+"""Log-probs, entropy and proxy against the plain formula on full (B, T, V) logits."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from helpers import naive_logits, random_batch, tiny_policy
+
+from lldlib.config import LossConfig
+from lldlib.kvcache import new_cache
+from lldlib.losses import nthr_weights, prediction_error, proxy_log_prob
+from lldlib.scoring import next_token, score, score_sorted
+
+MIN_P = LossConfig(lp_reg_filter="min-p", lp_reg_threshold=0.02)
+FIXED = LossConfig(lp_reg_filter="fixed", lp_reg_threshold=0.005)
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    policy = tiny_policy()
+    batch, _ = random_batch(policy, 30, max_tokens=60)
+    return policy.model, batch
+
+
+def naive_logp(model, batch, temperature):
+    log_probs = naive_logits(model, batch, temperature).log_softmax(-1)
+    logp = log_probs.gather(-1, batch.tokens[..., None])[..., 0]
+    return torch.where(batch.action_mask, logp, 0.0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_log_probs(sampled, temperature):
+    model, batch = sampled
+    got = score(model, batch, temperature)
+    assert torch.allclose(got.logp, naive_logp(model, batch, temperature), atol=1e-5)
+    assert got.logp.dtype == torch.float32
+    assert got.entropy is got.proxy_logp is got.hidden is got.errors is None
+
+
+def test_temperatures_differ(sampled):
+    model, batch = sampled
+    gap = score(model, batch, 1.0).logp - score(model, batch, 0.7).logp
+    assert gap[batch.action_mask].abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropy(sampled, temperature):
+    model, batch = sampled
+    p = naive_logits(model, batch, temperature).softmax(-1)
+    expected = torch.where(batch.action_mask, -(p * p.log()).sum(-1), 0.0)
+    got = score(model, batch, temperature, entropy=True).entropy
+    assert torch.allclose(got, expected, atol=1e-4)
+
+
+def test_entropy_of_even_logits(sampled):
+    model, batch = sampled
+    flat = copy.deepcopy(model)
+    with torch.no_grad():
+        flat.get_output_embeddings().weight.zero_()
+    got = score(flat, batch, 1.0, entropy=True)
+    size = torch.tensor(float(model.config.vocab_size))  # ln V, and -ln V for every token
+    assert torch.allclose(got.entropy[batch.action_mask], size.log())
+    assert torch.allclose(got.logp[batch.action_mask], -size.log())
+
+
+@pytest.mark.parametrize(("config", "name"), [(MIN_P, "kappa"), (FIXED, "tau")])
+def test_proxy(sampled, config, name):
+    model, batch = sampled
+    logits = naive_logits(model, batch, 0.7)
+    expected = proxy_log_prob(logits, batch.tokens, **{name: config.lp_reg_threshold})
+    got = score(model, batch, 0.7, proxy=config).proxy_logp
+    mask = batch.action_mask
+    assert torch.equal(got[mask].isinf(), expected[mask].isinf())
+    kept = mask & ~got.isinf()
+    assert kept.any() and (kept != mask).any()
+    assert torch.allclose(got[kept], expected[kept], atol=1e-5)
+    assert (got[~mask] == 0).all()
+
+
+def test_internals_give_nthr_what_it_reads(sampled):
+    model, batch = sampled
+    advantages = torch.where(torch.arange(30) % 2 == 0, 1.0, -1.0)
+    got = score(model, batch, 0.7, internals=True)
+    mask = batch.action_mask
+    logits = naive_logits(model, batch, 0.7)
+    errors = prediction_error(logits, batch.tokens)
+    assert torch.allclose(got.errors[mask], errors[mask], atol=1e-5)
+    state = model.get_decoder()(input_ids=batch.tokens).last_hidden_state
+    hidden = torch.nn.functional.pad(state[:, :-1], (0, 0, 1, 0))
+    assert torch.allclose(got.hidden[mask], hidden[mask], atol=1e-5)
+    args = (advantages, batch.group, mask)
+    weights = nthr_weights(got.hidden, got.errors, *args)
+    assert torch.allclose(weights, nthr_weights(hidden, errors, *args))
+    assert (weights != 1).any()
+
+
+def test_sorted_chunks_give_the_same(sampled):
+    model, batch = sampled
+    with torch.no_grad():
+        whole = score(model, batch, 0.7, entropy=True, proxy=MIN_P)
+        for chunk in (1, 7, 100):
+            parts = score_sorted(model, batch, 0.7, chunk=chunk, entropy=True, proxy=MIN_P)
+            for name in ("logp", "entropy", "proxy_logp"):
+                got, want = getattr(parts, name), getattr(whole, name)
+                assert torch.equal(got.isinf(), want.isinf())
+                finite = ~want.isinf()
+                assert torch.allclose(got[finite], want[finite], atol=1e-5)
+        assert score_sorted(model, batch, 0.7).entropy is None
+
+
+def test_gradient(sampled):
+    model, batch = copy.deepcopy(sampled[0]), sampled[1]
+    weight = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(0))
+
+    def gradient(logp):
+        model.zero_grad()
+        (weight * logp).sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    got = gradient(score(model, batch, 0.7).logp)
+    want = gradient(naive_logp(model, batch, 0.7))
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a, b, atol=1e-4 * float(b.abs().max()) + 1e-6)
+    assert max(float(b.abs().max()) for b in want) > 0.1
+
+
+def test_gradient_of_the_entropy(sampled):
+    model, batch = copy.deepcopy(sampled[0]), sampled[1]
+    score(model, batch, 1.0, entropy=True).entropy.sum().backward()
+    got = model.get_input_embeddings().weight.grad.clone()
+    model.zero_grad()
+    p = naive_logits(model, batch, 1.0).softmax(-1)
+    torch.where(batch.action_mask, -(p * p.log()).sum(-1), 0.0).sum().backward()
+    want = model.get_input_embeddings().weight.grad
+    assert torch.allclose(got, want, atol=1e-4 * float(want.abs().max()))
+
+
+def test_a_batch_without_an_action_scores_zero(sampled):
+    model, batch = sampled
+    silent = dataclasses.replace(batch, action_mask=torch.zeros_like(batch.action_mask))
+    got = score(model, silent, 1.0, entropy=True, proxy=MIN_P)
+    assert not got.logp.any() and not got.entropy.any() and not got.proxy_logp.any()
+
+
+def test_a_lora_model_is_scored_through_its_wrapper(sampled):
+    from peft import LoraConfig, get_peft_model
+
+    model, batch = copy.deepcopy(sampled[0]), sampled[1]
+    plain = score(model, batch, 1.0).logp.detach()
+    torch.manual_seed(0)
+    settings = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    wrapped = get_peft_model(model, settings).eval()
+    got = score(wrapped, batch, 1.0).logp
+    assert torch.allclose(got, naive_logp(wrapped, batch, 1.0), atol=1e-5)
+    assert (got - plain).abs().max() > 1e-3  # the adapters are in it
+    got.sum().backward()
+    trained = {name for name, p in wrapped.named_parameters() if p.grad is not None}
+    assert trained and all("lora" in name for name in trained)
+
+
+def test_the_next_token_is_drawn_from_the_policy_at_its_temperature():
+    """4000 draws from one prompt: each share within 4 standard errors of its probability."""
+    model = tiny_policy().model
+    prompt = torch.tensor([[11, 12, 13]])
+    with torch.no_grad():
+        logits = model(input_ids=prompt).logits[0, -1]
+    p = (logits / 0.5).softmax(-1)
+    rows = prompt.expand(4000, -1).contiguous()
+    generator = torch.Generator().manual_seed(0)
+    tokens, logp = next_token(model, rows, new_cache(2, 3), temperature=0.5, generator=generator)
+    share = torch.bincount(tokens, minlength=len(p)) / 4000
+    error = (p * (1 - p) / 4000).sqrt()
+    assert ((share - p).abs() <= 4 * error + 1e-3).all()
+    assert torch.allclose(logp, p.log()[tokens], atol=1e-5)
+    greedy, logp = next_token(model, rows[:2], new_cache(2, 3), temperature=0.0, generator=None)
+    assert greedy.tolist() == [int(p.argmax())] * 2
+    assert torch.allclose(logp, logits.log_softmax(-1).max())  # at temperature 1

@@ -1,0 +1,159 @@
+"""What must not move the weights, or not break a run: odd batches, odd numbers, turned knobs."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+from helpers import BARE, MICRO, after, micro_trainer, same, spied, weights
+
+from lldlib import train
+from lldlib.config import LossConfig
+
+
+@pytest.fixture(autouse=True)
+def answering_pays(monkeypatch):
+    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
+    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: float(answer is not None))
+
+
+# -- batches from which nothing can be learned ---------------------------------------------------
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_batch_without_contrast_changes_nothing(monkeypatch, reward):
+    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: reward)
+    run = micro_trainer()
+    before = weights(run)
+    metrics, _ = run.step()
+    assert same(before, weights(run))
+    assert metrics["reward/mean"] == reward and metrics["update/skipped"] == 0
+    assert metrics["reward/std"] == metrics["reward/mixed_groups"] == metrics["grad/norm"] == 0
+    undefined = "incorrect" if reward else "correct"
+    unknown = {key for key, value in metrics.items() if math.isnan(value)}
+    assert f"likelihood/{undefined}" in unknown
+    assert not {"policy/entropy", "length/tokens", "displacement/" + undefined[:0]} & unknown
+
+
+def test_responses_that_are_all_empty_give_a_defined_step():
+    """Prompts longer than the budget: no action token at all, so nothing to learn and no error."""
+    config = replace(MICRO.rollout, max_tokens=4)
+    run = micro_trainer(
+        replace(MICRO, rollout=config, loss=LossConfig(llds_coef=0.2, lp_reg_coef=1.0))
+    )
+    before = weights(run)
+    metrics, episodes = run.step()
+    assert metrics["length/tokens"] == 0 and metrics["stop/token_budget"] == 1
+    assert same(before, weights(run))
+    assert all([turn.role for turn in e.turns] == ["prompt"] for e in episodes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rollout": replace(MICRO.rollout, group_size=1)}, "group_size is 1"),
+        ({"rollout": replace(MICRO.rollout, problems=9)}, "8 questions for batches of 9"),
+        ({"rollout": replace(MICRO.rollout, problems=0)}, "8 questions for batches of 0"),
+        ({"rollout": replace(MICRO.rollout, temperature=0.0)}, "temperature is 0.0"),
+        ({"updates_per_batch": 0}, "updates_per_batch is 0"),
+    ],
+)
+def test_settings_without_a_meaning_are_one_line_errors(change, message):
+    with pytest.raises(ValueError, match=message) as error:
+        micro_trainer(replace(MICRO, **change))
+    assert "\n" not in str(error.value)
+    run = micro_trainer()
+    with pytest.raises(ValueError, match=message):
+        run.turn(**change)
+    assert run.config == MICRO and run.rollout.config == MICRO.rollout
+
+
+# -- numbers that are not finite -----------------------------------------------------------------
+
+
+def not_a_number(inputs):
+    return inputs.logp.sum() * float("nan")
+
+
+def infinite(inputs):
+    return inputs.logp.sum() * float("-inf")
+
+
+def steep(inputs):
+    """A loss of 0 whose gradient is infinite: d sqrt(x) / dx at 0."""
+    return (inputs.logp.sum() - inputs.logp.sum().detach()).sqrt()
+
+
+@pytest.mark.parametrize("bad", [not_a_number, infinite, steep])
+def test_a_bad_update_is_skipped_and_counted(monkeypatch, bad):
+    run = micro_trainer(replace(MICRO, updates_per_batch=1))
+    run.step_index = 1
+    before, moments = weights(run), copy.deepcopy(run.optimizer.state_dict())
+    real = train.compute_loss
+    patched = lambda config, inputs: (bad(inputs), real(config, inputs)[1])  # noqa: E731
+    monkeypatch.setattr(train, "compute_loss", patched)
+    metrics, _ = run.step()
+    assert same(before, weights(run)) and run.optimizer.state_dict() == moments
+    assert metrics["update/skipped"] == run.skipped == 1 and math.isnan(metrics["grad/norm"])
+    monkeypatch.setattr(train, "compute_loss", real)
+    metrics, _ = run.step()
+    assert metrics["update/skipped"] == 1 and metrics["grad/norm"] > 0
+    assert not same(before, weights(run))
+
+
+def test_the_other_updates_of_the_batch_go_on(monkeypatch):
+    run = micro_trainer(replace(MICRO, updates_per_batch=4))
+    run.step_index = 1
+    before, real, calls = weights(run), train.compute_loss, []
+
+    def second_is_bad(config, inputs):
+        calls.append(inputs)
+        loss, stats = real(config, inputs)
+        return (loss * float("nan") if len(calls) == 2 else loss), stats
+
+    monkeypatch.setattr(train, "compute_loss", second_is_bad)
+    metrics, _ = run.step()
+    assert len(calls) == 4 and metrics["update/skipped"] == 1 and metrics["grad/norm"] > 0
+    assert not same(before, weights(run))
+    assert all(v.isfinite().all() for v in weights(run).values())
+    counts = {int(state["step"]) for state in run.optimizer.state.values()}
+    assert counts == {3}
+
+
+# -- knobs ---------------------------------------------------------------------------------------
+
+
+def test_knobs_are_read_at_the_next_step(monkeypatch):
+    run = micro_trainer()
+    assert run.step()[0]["update/lr"] == 1e-3
+    run.turn(lr=5e-4, updates_per_batch=2, betas=(0.5, 0.9), loss=replace(BARE, llds_coef=0.2))
+    seen = spied(monkeypatch)
+    metrics, _ = run.step()
+    assert metrics["update/lr"] == 5e-4 and "llds/value" in metrics and len(seen) == 2
+    assert run.optimizer.param_groups[0]["betas"] == (0.5, 0.9)
+
+
+def test_turning_the_rollout_reaches_the_rollout():
+    run = micro_trainer()
+    run.turn(rollout=replace(MICRO.rollout, group_size=3, max_tokens=20))
+    _, episodes = run.step()
+    assert len(episodes) == 12
+    assert max(sum(len(t.tokens) for t in e.turns) for e in episodes) <= 20
+
+
+def test_a_turned_run_equals_one_that_was_so_from_the_start():
+    llds = replace(BARE, llds_coef=0.5)
+    turned = micro_trainer(replace(MICRO, lr=0.5))
+    turned.turn(loss=llds, lr=3e-3)
+    turned.step()
+    assert same(weights(turned), after(replace(MICRO, loss=llds, lr=3e-3))[0])
+
+
+def test_knobs_that_cannot_be_turned():
+    run = micro_trainer()
+    with pytest.raises(ValueError, match="no reference policy"):
+        run.turn(loss=LossConfig(kl_coef=0.1))
+    assert run.config == MICRO
+    with pytest.raises(TypeError, match="no_such_knob"):
+        run.turn(no_such_knob=1)
+    run.step()
