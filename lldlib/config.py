@@ -32,7 +32,9 @@ class LossConfig:
     clip_high: float = 0.2  # upper clip range; larger than clip_low: Clip-Higher
     ratio_cap: float | None = None  # hard cap of the ratio (Lp-Reg's U)
     negative_weight: float = 1.0  # factor on negative advantages (a causal control)
-    top_entropy: float = 1.0  # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
+    top_entropy: float = (
+        1.0  # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
+    )
     clip_cov_share: float = 0.0  # share of tokens whose gradient Clip-Cov drops
     kl_cov_coef: float = 0.0  # weight of KL-Cov's penalty
     kl_cov_share: float = 0.002  # share of tokens that KL-Cov penalises
@@ -40,13 +42,19 @@ class LossConfig:
     entropy_coef: float = 0.0  # weight of the entropy bonus
     kl_coef: float = 0.001  # weight of the KL to the reference policy
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of that KL
-    old_kl_coef: float = 0.0  # weight of a plain KL to the old policy on all tokens (a causal control)
+    old_kl_coef: float = (
+        0.0  # weight of a plain KL to the old policy on all tokens (a causal control)
+    )
     llds_coef: float = 0.0  # lambda of LLDS
     llds_gate: Gate = "action"  # where LLDS may act
-    llds_normalizer: Literal["preserved", "all"] = "preserved"  # tokens of A >= 0 rows (paper) or all (code)
+    llds_normalizer: Literal["preserved", "all"] = (
+        "preserved"  # tokens of A >= 0 rows (paper) or all (code)
+    )
     llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
     lp_reg_coef: float = 0.0  # beta of Lp-Reg
-    lp_reg_selection: Literal["paper", "code"] = "paper"  # tokens that the low quantile is taken over
+    lp_reg_selection: Literal["paper", "code"] = (
+        "paper"  # tokens that the low quantile is taken over
+    )
     lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
     lp_reg_threshold: float = 0.02  # kappa (min-p) or tau (fixed)
@@ -78,7 +86,9 @@ class DemonstrationConfig:
     """How noisy the demonstrations of the warm start are."""
 
     corrupt: float = 0.12  # probability that a hop searches for the wrong thing
-    stop_early: float = 0.4  # probability, where another hop is needed, of answering what was just found
+    stop_early: float = (
+        0.4  # probability, where another hop is needed, of answering what was just found
+    )
     give_up: float = 0.3  # probability of answering from a wrong passage
     filler_words: float = 5.0  # mean filler words of a think block
     filler_words_failing: float = 9.0  # the same in a hop that fails
@@ -90,7 +100,9 @@ class WarmstartConfig:
     """Supervised training of the tiny searcher from nothing."""
 
     seed: int = 0  # of initial weights, questions and demonstrations
-    plain_steps: int = 500  # optimiser updates on demonstrations without noise or filler: learn to copy
+    plain_steps: int = (
+        500  # optimiser updates on demonstrations without noise or filler: learn to copy
+    )
     steps: int = 2000  # optimiser updates in all
     batch: int = 64  # demonstrations an update
     steps_per_world: int = 2  # updates before the facts are permuted afresh
@@ -105,5 +117,7 @@ def data_dir() -> Path:
     """The project's data/ folder, beside the package."""
     path = Path(__file__).resolve().parent.parent / "data"
     if not path.is_dir():
-        raise FileNotFoundError(f"no data folder at {path}: install from a clone with 'pip install -e .'")
+        raise FileNotFoundError(
+            f"no data folder at {path}: install from a clone with 'pip install -e .'"
+        )
     return path

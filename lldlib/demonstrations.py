@@ -11,13 +11,7 @@ from lldlib.config import DemonstrationConfig
 from lldlib.retrieval import Retriever
 from lldlib.world import World, WorldQuestion
 
-_WORDS = (
-    "but wait perhaps alternatively however then maybe so now first next let me think about this again we need "
-    "to know which one it could be that here also still just really since because if not sure yes okay hmm well "
-    "look for check find see recall note step by more clue fact place name thing question hint likely probably "
-    "should would might must can try another way back over before after once always never often indeed actually "
-    "simply clearly rather quite almost only even too very much many some any each both either other same good"
-).split()
+_WORDS = ["but", "wait", "perhaps", "alternatively", "however", "then", "maybe", "so", "now", "first", "next", "let", "me", "think", "about", "this", "again", "we", "need", "to", "know", "which", "one", "it", "could", "be", "that", "here", "also", "still", "just", "really", "since", "because", "if", "not", "sure", "yes", "okay", "hmm", "well", "look", "for", "check", "find", "see", "recall", "note", "step", "by", "more", "clue", "fact", "place", "name", "thing", "question", "hint", "likely", "probably", "should", "would", "might", "must", "can", "try", "another", "way", "back", "over", "before", "after", "once", "always", "never", "often", "indeed", "actually", "simply", "clearly", "rather", "quite", "almost", "only", "even", "too", "very", "much", "many", "some", "any", "each", "both", "either", "other", "same", "good"]
 FILLER = list(dict.fromkeys(_WORDS))
 _WEIGHTS = [1 / (rank + 1) for rank in range(8)]  # Zipf
 
@@ -43,7 +37,11 @@ def filler(rng: random.Random, mean: float) -> list[str]:
 
 
 def demonstrate(
-    world: World, question: WorldQuestion, retriever: Retriever, rng: random.Random, config: DemonstrationConfig
+    world: World,
+    question: WorldQuestion,
+    retriever: Retriever,
+    rng: random.Random,
+    config: DemonstrationConfig,
 ) -> list[tuple[str, bool]]:
     """Pieces of one episode after the prompt: (text, whether the policy wrote it)."""
     pieces: list[tuple[str, bool]] = []
@@ -73,4 +71,7 @@ def demonstrate(
 
 
 def _answer(rng: random.Random, answer: str, mean: float) -> tuple[str, bool]:
-    return f"<think> {' '.join([*filler(rng, mean), 'so', answer])} </think> <answer> {answer} </answer>", True
+    return (
+        f"<think> {' '.join([*filler(rng, mean), 'so', answer])} </think> <answer> {answer} </answer>",
+        True,
+    )

@@ -1,6 +1,8 @@
-"""Held-out evaluation: greedy episodes, exact match and F1 (SQuAD normalisation)."""
+"""Held-out evaluation: one episode a question, exact match and F1 (SQuAD normalisation)."""
 
 from dataclasses import dataclass
+
+import torch
 
 from lldlib.policies import Policy
 from lldlib.rewards import exact_match, f1
@@ -28,9 +30,12 @@ def evaluate(
     """Answer every question once, greedily, `rows` at a time; ValueError for no questions."""
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
-    episodes = []
+    episodes, generator = [], torch.Generator().manual_seed(0)
     for start in range(0, len(questions), rows):
-        episodes += rollout.run(policy.model, questions[start : start + rows], temperature=0.0)
+        part = questions[start : start + rows]
+        episodes += rollout.run(
+            policy.model, part, temperature=temperature, generator=generator
+        )
     pairs = [(e.answer, e.question.answers) for e in episodes]
     return Evaluation(
         em=sum(exact_match(a, g) for a, g in pairs) / len(pairs),

@@ -43,7 +43,7 @@ def heldout_em(
     """Exact match of greedy answers, 0 to 1, with the passages of the whole world to search."""
     retriever = BM25Retriever(world.passages("all"))
     runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
-    return evaluate(policy, runner, list(questions)).em
+    return evaluate(policy, runner, list(questions), temperature=0.0).em
 
 
 def permuted_control(
@@ -68,7 +68,7 @@ def permuted_control(
             moved.append(replace(question, answers=(answer,)))
     retriever = BM25Retriever(permuted.passages("all"))
     runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
-    result = evaluate(policy, runner, moved)
+    result = evaluate(policy, runner, moved, temperature=0.0)
     true = [
         exact_match(episode.answer, question.answers)
         for episode, question in zip(result.episodes, asked, strict=True)

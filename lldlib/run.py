@@ -65,16 +65,23 @@ def fixed_questions(world: World, total: int, split: str) -> list[Question]:
     return list({question.id: question for question in drawn}.values())
 
 
-def probe_set(policy: Policy, retriever, questions: list[Question], rollout: RolloutConfig) -> Batch:
+def probe_set(
+    policy: Policy, retriever, questions: list[Question], rollout: RolloutConfig
+) -> Batch:
     """Correct trajectories sampled once from the starting policy; the same for every run from that start."""
     runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
     draw = random.Random(99).sample(questions, min(len(questions), 4 * PROBE_ROWS))
     episodes = runner.run(
-        policy.model, draw, temperature=rollout.temperature, generator=torch.Generator().manual_seed(99)
+        policy.model,
+        draw,
+        temperature=rollout.temperature,
+        generator=torch.Generator().manual_seed(99),
     )
     right = [e for e in episodes if exact_match(e.answer, e.question.answers) == 1.0][:PROBE_ROWS]
     if not right:
-        raise ValueError("the starting policy answers nothing: warm-start it first, or check its protocol")
+        raise ValueError(
+            "the starting policy answers nothing: warm-start it first, or check its protocol"
+        )
     return collate(right, [1.0] * len(right), list(range(len(right))), runner.text)
 
 
@@ -131,7 +138,9 @@ class TrainingRun:
     def turn(self, **knobs) -> None:
         """Turn knobs between steps; what changed is an event of the batch that follows."""
         self.trainer.turn(**knobs)
-        fields = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in knobs.items()}
+        fields = {
+            k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in knobs.items()
+        }
         self.writer.event(self.trainer.step_index, "knob", **fields)
 
     def checkpoint(self) -> None:
@@ -148,14 +157,26 @@ class TrainingRun:
         config, done = self.trainer.config, index + 1
         last = done == config.steps
         if config.eval_every and (done % config.eval_every == 0 or last):
-            held = evaluate(self.setting.policy, self.setting.heldout_rollout, self.setting.heldout_questions)
-            metrics |= {"eval/heldout_em": held.em, "eval/heldout_f1": held.f1}
+            metrics |= self.heldout_metrics()
         self.writer.metrics(index, metrics)
         for episode in episodes[: config.rollouts_logged]:
             self.writer.rollout(index, record(episode, self.setting.policy))
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics
+
+    def heldout_metrics(self) -> dict[str, float]:
+        """Scores on the held-out questions: sampled as in training, and greedy."""
+        s, temperature = self.setting, self.config.rollout.temperature
+        sampled, greedy = (
+            evaluate(s.policy, s.heldout_rollout, s.heldout_questions, temperature=t)
+            for t in (temperature, 0.0)
+        )
+        return {
+            "eval/heldout_em": sampled.em,
+            "eval/heldout_f1": sampled.f1,
+            "eval/heldout_em_greedy": greedy.em,
+        }
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
         """Run to the configured number of batches."""
@@ -178,7 +199,11 @@ def record(episode: Episode, policy: Policy) -> dict:
         "reward": exact_match(episode.answer, episode.question.answers),
         "stop": episode.stop.value,
         "turns": [
-            {"role": t.role, "text": decode(t.tokens), "logp": [round(v, 4) for v in t.logp if t.role == "action"]}
+            {
+                "role": t.role,
+                "text": decode(t.tokens),
+                "logp": [round(v, 4) for v in t.logp if t.role == "action"],
+            }
             for t in episode.turns
         ],
     }
@@ -201,4 +226,6 @@ def saved_config(raw: dict) -> TrainConfig:
         kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
         return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"the run's config.json is of another version ({error}): start a new run") from error
+        raise ValueError(
+            f"the run's config.json is of another version ({error}): start a new run"
+        ) from error

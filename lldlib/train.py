@@ -7,27 +7,27 @@ draws what an unbroken one would have drawn.
 import dataclasses
 import random
 import time
-from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lldlib import diagnostics
 from lldlib.advantages import group_advantages
 from lldlib.batching import collate
-from lldlib.config import LossConfig, TrainConfig
+from lldlib.config import TrainConfig
 from lldlib.losses import nthr_weights
 from lldlib.objective import LossInputs, compute_loss, needs
 from lldlib.policies import Policy
 from lldlib.retrieval import Retriever
 from lldlib.rewards import exact_match
 from lldlib.rollout import Rollout
-from lldlib.runlog import Run, RunWriter
 from lldlib.scoring import Scores, score, score_sorted
 from lldlib.types import Batch, Episode, Question
 
-GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share, which costs three more passes
+GRAD_SHARE_EVERY = (
+    5  # batches between measurements of the negative share, which costs three more passes
+)
 QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
 
 
@@ -82,7 +82,9 @@ class Trainer:
         episodes, batch = self._collect()
         rolled = time.perf_counter()
         old = self._score_old(batch)
-        advantages = group_advantages(batch.rewards, batch.group, scale=self.config.loss.scale_advantage)
+        advantages = group_advantages(
+            batch.rewards, batch.group, scale=self.config.loss.scale_advantage
+        )
         weights = self._nthr(batch, advantages)
         scored = time.perf_counter()
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
@@ -128,9 +130,7 @@ class Trainer:
         if "nthr" not in needs(self.config.loss):
             return None
         inner = score(self.policy.model, batch, self.config.rollout.temperature, internals=True)
-        return nthr_weights(
-            inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
-        )
+        return nthr_weights(inner.hidden, inner.errors, advantages, batch.group, batch.action_mask)
 
     def _update(self, batch, old, advantages, weights, searches: float) -> dict[str, float]:
         """Several optimiser updates, one minibatch of rows each."""
@@ -143,7 +143,9 @@ class Trainer:
         self._set_lr()
         for number, rows in enumerate(order.tensor_split(count)):
             part = batch.rows(rows)
-            inputs = self._inputs(part, rows, scores, ref_logp, advantages, weights, searches, number)
+            inputs = self._inputs(
+                part, rows, scores, ref_logp, advantages, weights, searches, number
+            )
             if number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
                 share = {"grad/negative_share": self._negative_share(inputs)}
             loss, numbers = compute_loss(self.config.loss, inputs)
@@ -151,16 +153,23 @@ class Trainer:
             stats.append(numbers)
         finite = [n for n in norms if n is not None]
         mean = {
-            key: float(torch.stack([s[key] for s in stats]).mean()) for key in (stats[0] if stats else ())
+            key: float(torch.stack([s[key] for s in stats]).mean())
+            for key in (stats[0] if stats else ())
         }
-        return mean | share | {
-            "grad/norm": max(finite, default=float("nan")),
-            "grad/norm_mean": sum(finite) / max(1, len(finite)),
-            "update/skipped": float(self.skipped),
-            "update/lr": self.optimizer.param_groups[0]["lr"],
-        }
+        return (
+            mean
+            | share
+            | {
+                "grad/norm": max(finite, default=float("nan")),
+                "grad/norm_mean": sum(finite) / max(1, len(finite)),
+                "update/skipped": float(self.skipped),
+                "update/lr": self.optimizer.param_groups[0]["lr"],
+            }
+        )
 
-    def _inputs(self, part, rows, scores, ref_logp, advantages, weights, searches, number) -> LossInputs:
+    def _inputs(
+        self, part, rows, scores, ref_logp, advantages, weights, searches, number
+    ) -> LossInputs:
         width = part.tokens.shape[1]
 
         def cut(values: Tensor | None) -> Tensor | None:
@@ -246,7 +255,9 @@ class Trainer:
         config = dataclasses.replace(self.config, **knobs)
         _check(config, self.questions)
         if config.loss.kl_coef and self.reference is None:
-            raise ValueError("kl_coef was 0 at the start, so there is no reference policy: restart with kl_coef > 0")
+            raise ValueError(
+                "kl_coef was 0 at the start, so there is no reference policy: restart with kl_coef > 0"
+            )
         self.config, self.rollout.config = config, config.rollout
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
@@ -265,9 +276,14 @@ class Trainer:
         with torch.no_grad():
             for name, p in self._named().items():
                 p.copy_(tensors[f"model.{name}"])
-                moments = {k: tensors.get(f"optimizer.{k}.{name}") for k in ("step", "exp_avg", "exp_avg_sq")}
+                moments = {
+                    k: tensors.get(f"optimizer.{k}.{name}")
+                    for k in ("step", "exp_avg", "exp_avg_sq")
+                }
                 if moments["step"] is not None:
-                    self.optimizer.state[p] = {k: v.clone().to(p.device) for k, v in moments.items()}
+                    self.optimizer.state[p] = {
+                        k: v.clone().to(p.device) for k, v in moments.items()
+                    }
 
     def _named(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
@@ -288,5 +304,10 @@ class Trainer:
 
 
 REGULARIZERS_OFF = {
-    "kl_coef": 0.0, "entropy_coef": 0.0, "old_kl_coef": 0.0, "llds_coef": 0.0, "lp_reg_coef": 0.0, "kl_cov_coef": 0.0
+    "kl_coef": 0.0,
+    "entropy_coef": 0.0,
+    "old_kl_coef": 0.0,
+    "llds_coef": 0.0,
+    "lp_reg_coef": 0.0,
+    "kl_cov_coef": 0.0,
 }

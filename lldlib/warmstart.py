@@ -20,7 +20,9 @@ from lldlib.retrieval import BM25Retriever
 from lldlib.rollout import TokenText
 from lldlib.world import World, vocabulary
 
-PLAIN = DemonstrationConfig(corrupt=0.03, stop_early=0.1, filler_words=1.0, filler_words_failing=1.0)
+PLAIN = DemonstrationConfig(
+    corrupt=0.03, stop_early=0.1, filler_words=1.0, filler_words_failing=1.0
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,11 @@ def make_tiny(world: World, config: WarmstartConfig) -> Policy:
     words = list(dict.fromkeys([*vocabulary(world), *extra, *FILLER]))
     tokenizer = word_tokenizer(words)
     model = tiny_model(
-        len(tokenizer), width=config.width, layers=config.layers, heads=config.heads, seed=config.seed
+        len(tokenizer),
+        width=config.width,
+        layers=config.layers,
+        heads=config.heads,
+        seed=config.seed,
     )
     return Policy(model, tokenizer, TINY)
 

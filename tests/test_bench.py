@@ -1,5 +1,6 @@
 """The pieces of the bench run and compare like with like; no test looks at a speed."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -112,7 +113,9 @@ def test_questions_of_a_workload_are_the_same_every_time(work, micro):
 
 def test_rollouts_are_measured(work):
     ratios, text = rollouts.measure(work, 2)
-    assert [len(m.ratios) for m in ratios] == [2, 2] and all(r > 0 for m in ratios for r in m.ratios)
+    assert [len(m.ratios) for m in ratios] == [2, 2] and all(
+        r > 0 for m in ratios for r in m.ratios
+    )
     assert "| mean reward |" in text and "| policy tokens a second |" in text
 
 
@@ -133,8 +136,10 @@ def test_overheads_are_measured_from_the_same_weights(work):
 
 def test_a_timed_step_trains_on_what_it_is_handed(work):
     trainer = TimedTrainer(work)
-    trainer.handed = trainer.roll_out()
-    first, _ = next(iter(trainer.start.items()))
+    episodes, batch = trainer.roll_out()
+    mixed = torch.tensor([1.0, 0.0] * 4)  # else a batch of equal rewards would move nothing
+    trainer.handed = episodes, dataclasses.replace(batch, rewards=mixed)
+    first = next(iter(trainer.start))
     _, episodes = trainer.timed_step()
     assert episodes is trainer.handed[0] and trainer.measuring > 0
     moved = trainer.state()[0]
@@ -166,9 +171,11 @@ def test_a_dead_trl_process_is_told_with_its_last_line(tmp_path):
     log = tmp_path / "log"
     log.write_text("first\nImportError: no trl\n")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", "input()"], **pipes) as process:
-        with pytest.raises(RuntimeError, match="ImportError: no trl"):
-            steps.Worker(process, log).step()
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], **pipes) as process,
+        pytest.raises(RuntimeError, match="ImportError: no trl"),
+    ):
+        steps.Worker(process, log).step()
 
 
 def test_an_answer_of_trl_is_read(tmp_path):

@@ -40,7 +40,7 @@ def scripted() -> tuple[Policy, Rollout]:
 
 
 def test_scores_by_hand():
-    result = evaluate(*scripted(), QUESTIONS)
+    result = evaluate(*scripted(), QUESTIONS, temperature=0.0)
     assert result.exact == [1.0, 0.0, 0.0, 0.0]
     assert result.em == 0.25
     # "red cat" 1; "cat": precision 1, recall 1/2, so 2/3; no answer 0; "dog" 0
@@ -51,19 +51,19 @@ def test_scores_by_hand():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
 def test_the_number_of_rows_at_a_time_changes_nothing(rows):
-    assert evaluate(*scripted(), QUESTIONS, rows=rows) == evaluate(*scripted(), QUESTIONS)
+    assert evaluate(*scripted(), QUESTIONS, rows=rows, temperature=0.0) == evaluate(*scripted(), QUESTIONS, temperature=0.0)
 
 
 def test_it_is_greedy_and_leaves_the_global_generator_alone():
     policy = tiny_policy()
     rollout = Rollout(policy.tokenizer, policy.protocol, bm25(), RolloutConfig(max_tokens=40))
     state = torch.get_rng_state()
-    one, two = (evaluate(policy, rollout, world_questions(5), rows=2) for _ in range(2))
+    one, two = (evaluate(policy, rollout, world_questions(5), rows=2, temperature=0.0) for _ in range(2))
     assert one == two and torch.equal(state, torch.get_rng_state())
     assert one.em == 0.0 and len(one.episodes) == 5
 
 
 def test_no_question_is_a_one_line_error():
     with pytest.raises(ValueError, match="no questions to evaluate") as error:
-        evaluate(*scripted(), [])
+        evaluate(*scripted(), [], temperature=0.0)
     assert "\n" not in str(error.value)

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import platform
+from pathlib import Path
 
 import torch
 
@@ -14,17 +15,17 @@ REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30}
 QUICK = {"rollouts": 3, "steps": 3, "overhead": 4}
 
 COMPARED = """\
-One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first repeat
-is dropped; medians of the ratios of paired repeats. {rows} episodes a batch, at most {tokens} tokens
-each, {updates} updates a step. {machine}.
+One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first
+repeat is dropped; medians of the ratios of paired repeats. {rows} episodes a batch, at most
+{tokens} tokens each, {updates} updates a step. Policy {policy}. {machine}.
 
-- Rollout: `lldlib.rollout.Rollout` (one key-value cache over all turns) against a loop in the manner
-  of Search-R1: at every turn, transformers' `generate` over the whole text so far, rows that ended
-  left out, stopping at </search> or </answer>. Same protocol, budgets and temperature.
+- Rollout: `lldlib.rollout.Rollout` (one key-value cache over all turns) against a loop in the
+  manner of Search-R1: at every turn, transformers' `generate` over the whole text so far, rows that
+  ended left out, stopping at </search> or </answer>. Same protocol, budgets and temperature.
 - Training step: `lldlib.train.Trainer` against TRL 1.16.0's `GRPOTrainer` with that same loop as
   its `rollout_func` (no vLLM: it needs a GPU), retrieved text masked by `env_mask`; same weights
   and questions before each step, same number of updates, KL weight, lr, AdamW, clip, token mean,
-  float32, no gradient checkpointing. Logging and evaluation are outside the clock.
+  float32, no gradient checkpointing. Logs and evaluations are outside the clock.
 - Overhead: scoring and updates of one batch of episodes with the term and without, nothing else
   changed; divided by a whole GRPO step (rollout, scoring, updates).
 """
@@ -54,6 +55,7 @@ def _compared(work: Workload) -> str:
         rows=work.rows,
         tokens=work.config.rollout.max_tokens,
         updates=work.config.updates_per_batch,
+        policy=Path(work.config.policy).name,
         machine=f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
     )
 

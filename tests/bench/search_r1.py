@@ -1,11 +1,11 @@
 """The rollout loop to compare with: at every turn, generate again over the whole text so far.
 
 The scheme is that of Search-R1's generation manager (arXiv 2503.09516): the rows still active are
-padded on the left to the longest and handed to one batched `generate`; the reply is cut at the first
-closing tag; what was found is appended; repeat. It is spared three costs of the original: rows stop
-at a closing tag while others go on (the original generates to the limit and cuts afterwards), they
-stop at their own token budget, and replies stay tokens (the original decodes and tokenises again).
-Tags, messages and budgets are those of `lldlib.rollout`.
+padded on the left to the longest and handed to one batched `generate`; the reply is cut at the
+first closing tag; what was found is appended; repeat. It is spared three costs of the original:
+rows stop at a closing tag while others go on (the original generates to the limit and cuts
+afterwards), they stop at their own token budget, and replies stay tokens (the original decodes and
+tokenises again). Tags, messages and budgets are those of `lldlib.rollout`.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +58,8 @@ class SearchR1Loop:
         vocabulary = tokenizer.get_vocab()
         if missing := [tag for tag in CLOSING_TAGS if tag not in vocabulary]:
             raise ValueError(
-                f"{', '.join(missing)} is not one token here: give a policy with the tiny vocabulary"
+                f"{', '.join(missing)} is not one token here: "
+                "give a policy with the tiny vocabulary"
             )
         self.tokenizer, self.protocol = tokenizer, protocol
         self.retriever, self.config = retriever, config

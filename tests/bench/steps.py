@@ -98,9 +98,7 @@ def measure(work: Workload, repeats: int) -> tuple[list[Measurement], str]:
         "of the step: scoring and updates": (lambda s: s["seconds"] - s["rollout"], None),
     }
     ratios = [
-        Measurement(
-            what, [seconds(b) / seconds(a) for a, b in zip(ours, theirs, strict=True)], aim
-        )
+        Measurement(what, [seconds(b) / seconds(a) for a, b in zip(ours, theirs, strict=True)], aim)
         for what, (seconds, aim) in parts.items()
     ]
     return ratios, _report(ours, theirs)

@@ -13,7 +13,7 @@ class TimedTrainer(Trainer):
     def __init__(self, work: Workload, probe: Batch | None = None):
         super().__init__(work.config, work.policy, work.retriever, work.questions, probe)
         tensors, self.start_state = self.state()
-        self.start = {name: value.clone() for name, value in tensors.items()}
+        self.start = {name: value.detach().clone() for name, value in tensors.items()}
         self.handed: tuple[list[Episode], Batch] | None = None
         self.rolling = self.measuring = 0.0  # seconds of the last step's rollout, and of its log
 

@@ -45,7 +45,8 @@ def settings(config: TrainConfig) -> dict[str, object]:
     size, rest = divmod(rows, config.updates_per_batch)
     if rest:
         raise ValueError(
-            f"{rows} rows do not split into {config.updates_per_batch} equal updates: TRL needs that"
+            f"{rows} rows do not split into {config.updates_per_batch} equal updates, which TRL "
+            "needs: change problems, group_size or updates_per_batch"
         )
     return {
         "per_device_train_batch_size": size,
