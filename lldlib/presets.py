@@ -7,11 +7,12 @@ from lldlib.config import LossConfig, RolloutConfig, TrainConfig
 
 # fields of TrainConfig and RolloutConfig
 SETTING: dict[str, object] = {
-    "steps": 140,
+    "steps": 150,
     "updates_per_batch": 16,
     "lr": 4e-4,
     "warmup_batches": 10,
     "grad_clip": 20.0,  # norms are 2 to 4 here, so that an explosion still shows in the weights
+    "eval_every": 15,
     "problems": 16,
     "group_size": 5,
 }

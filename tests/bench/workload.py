@@ -25,8 +25,10 @@ class Workload:
 
     @classmethod
     def make(cls, policy: str, **overrides: object) -> "Workload":
-        """`overrides` are those of `lldlib.presets.collapse_config`."""
-        config = collapse_config("grpo", SEED, policy=policy, **overrides)
+        """`overrides` are those of `collapse_config`; the learning rate is constant throughout."""
+        config = collapse_config(
+            "grpo", SEED, **overrides | {"policy": policy, "warmup_batches": 0}
+        )
         setting = builtin_setting(config)
         parts = setting.policy, setting.train_retriever, setting.train_questions
         return cls(config, overrides, *parts)
