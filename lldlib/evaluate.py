@@ -25,9 +25,18 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy, rollout: Rollout, questions: list[Question], *, rows: int = 128
+    policy: Policy,
+    rollout: Rollout,
+    questions: list[Question],
+    *,
+    temperature: float,
+    rows: int = 128,
 ) -> Evaluation:
-    """Answer every question once, greedily, `rows` at a time; ValueError for no questions."""
+    """Answer every question once, `rows` at a time; `temperature` 0 is greedy.
+
+    Sampling draws from a fixed seed, so that two policies meet the same luck. ValueError for no
+    questions.
+    """
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
     episodes, generator = [], torch.Generator().manual_seed(0)
