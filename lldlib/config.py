@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: one comment with its unit per field; the command line is made from them."""
+"""Settings as frozen dataclasses, with a comment per field; the command line is made of them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

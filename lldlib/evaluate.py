@@ -42,9 +42,7 @@ def evaluate(
     episodes, generator = [], torch.Generator().manual_seed(0)
     for start in range(0, len(questions), rows):
         part = questions[start : start + rows]
-        episodes += rollout.run(
-            policy.model, part, temperature=temperature, generator=generator
-        )
+        episodes += rollout.run(policy.model, part, temperature=temperature, generator=generator)
     pairs = [(e.answer, e.question.answers) for e in episodes]
     return Evaluation(
         em=sum(exact_match(a, g) for a, g in pairs) / len(pairs),

@@ -1,4 +1,4 @@
-"""One training run on the built-in world, from a config to a run folder; resumable at any moment."""
+"""One training run on the built-in world, from a config to a run folder; resumable any time."""
 
 import dataclasses
 import datetime
@@ -28,6 +28,8 @@ from lldlib.world import World
 
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set
 HELDOUT_QUESTIONS = 120
+# of 1, 2 and 3 hops: a dead policy guesses one-hop answers now and then, and so comes back to life
+HOP_WEIGHTS = (0.0, 0.5, 0.5)
 TRAIN_QUESTIONS = 1500
 
 logger = logging.getLogger(__name__)
@@ -60,15 +62,15 @@ def builtin_setting(config: TrainConfig) -> Setting:
 
 
 def fixed_questions(world: World, total: int, split: str) -> list[Question]:
-    """The same draw of at most `total` different questions in every run, mixed by the world's hop weights."""
-    drawn = world.sample_questions(random.Random(0), total, split)
+    """At most `total` different multi-hop questions, the same draw in every run."""
+    drawn = world.sample_questions(random.Random(0), total, split, HOP_WEIGHTS)
     return list({question.id: question for question in drawn}.values())
 
 
 def probe_set(
     policy: Policy, retriever, questions: list[Question], rollout: RolloutConfig
 ) -> Batch:
-    """Correct trajectories sampled once from the starting policy; the same for every run from that start."""
+    """Correct trajectories of the starting policy: the same for every run from that start."""
     runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
     draw = random.Random(99).sample(questions, min(len(questions), 4 * PROBE_ROWS))
     episodes = runner.run(
@@ -103,7 +105,7 @@ class TrainingRun:
             self.checkpoint()
 
     def _resume(self) -> None:
-        """Go on from the last checkpoint, by its settings: knobs may have been turned on the way."""
+        """Go on from the last checkpoint, by its settings: knobs may have been turned."""
         run = Run(self.out)
         if not run.checkpoints and not run.metrics:  # killed before it had done anything
             self.writer = RunWriter.resume(self.out, 0)
@@ -118,9 +120,10 @@ class TrainingRun:
 
     @classmethod
     def branch(cls, source: Run, step: int, out: Path, **knobs) -> "TrainingRun":
-        """A new run folder that shares the source's history before batch `step`, then goes its own way.
+        """A new run folder that shares the source's history before batch `step`.
 
-        Needs a checkpoint of the source at `step`; `knobs` are fields of TrainConfig. FileExistsError if `out` exists.
+        Needs a checkpoint of the source at `step`; `knobs` are fields of TrainConfig. Raises
+        FileExistsError if `out` exists.
         """
         out = Path(out)
         checkpoint = dict(source.checkpoints).get(step)
@@ -219,7 +222,7 @@ def describe(config: TrainConfig) -> dict:
 
 
 def saved_config(raw: dict) -> TrainConfig:
-    """The TrainConfig of a run folder's config.json; ValueError if it is not one of this version."""
+    """The TrainConfig of a run folder's config.json; ValueError if of another version."""
     names = {f.name for f in dataclasses.fields(TrainConfig)}
     kept = {k: v for k, v in raw.items() if k in names}
     try:

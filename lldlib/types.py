@@ -1,26 +1,28 @@
 """The legend of shapes and masks, and the records that travel between layers.
 
-Letters: P problems, G rollouts per problem, B = P*G rows, T tokens of the longest row, V vocabulary.
+Letters: P problems, G rollouts per problem, B = P*G rows, T tokens of the longest row, V
+vocabulary.
 
 All per-token tensors are aligned with `tokens` (B, T): `logp[b, t]` is the log-probability of
-`tokens[b, t]` given `tokens[b, :t]`; column 0 has no prefix, so its value is 0 and no mask covers it.
+`tokens[b, t]` given `tokens[b, :t]`; column 0 has no prefix, so its value is 0 and no mask covers
+it.
 
 - `attention_mask`  a real token (not padding).
-- `action_mask`     the policy chose this token: its closing tag and end-of-sequence included; the prompt,
-                    retrieved text and environment messages excluded.
+- `action_mask`     the policy chose this token: its closing tag and end-of-sequence included; the
+                    prompt, retrieved text and environment messages excluded.
 - `answer_mask`     inside `action_mask`: the final `<answer>...</answer>` span.
 - an ACTION is one maximal run of `action_mask` in a row, which is one turn of the policy.
 """
 
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why a rollout ended."""
 
     ANSWER = "answer"  # the policy closed an <answer> tag
@@ -41,7 +43,7 @@ class Span(IntEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its accepted answers; `hops` is the number of facts it needs (0 = unknown)."""
+    """One question with its accepted answers; `hops`: facts it needs (0 = unknown)."""
 
     id: str
     text: str
@@ -72,7 +74,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded rollouts; rows of one problem carry the same `group` number. See the module's legend."""
+    """Padded rollouts; rows of one problem share a `group` number. See the module's legend."""
 
     tokens: Int[Tensor, "B T"]
     attention_mask: Bool[Tensor, "B T"]

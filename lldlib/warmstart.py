@@ -1,6 +1,7 @@
-"""Supervised warm start of the tiny searcher on noisy demonstrations in worlds whose facts are permuted afresh.
+"""Supervised warm start of the tiny searcher on noisy demonstrations.
 
-Remembering an answer never pays there, so the searcher has to read; and no true held-out fact is ever shown.
+The facts are permuted afresh all through it, so that remembering an answer never pays and the
+searcher has to read; no true held-out fact is ever shown.
 """
 
 import logging
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_tiny(world: World, config: WarmstartConfig) -> Policy:
-    """An untrained searcher whose vocabulary covers the world, the protocol and the filler words."""
+    """An untrained searcher whose vocabulary covers world, protocol and filler."""
     extra = f"{TINY.prompt('')} {TINY.invalid_message} find so".split()
     words = list(dict.fromkeys([*vocabulary(world), *extra, *FILLER]))
     tokenizer = word_tokenizer(words)
@@ -43,7 +44,7 @@ def make_tiny(world: World, config: WarmstartConfig) -> Policy:
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
-    """Train a tiny searcher from nothing; the same config gives the same weights on the same machine."""
+    """Train a tiny searcher from nothing; one config gives one set of weights on a machine."""
     policy = make_tiny(world, config)
     model, text = policy.model.train(), TokenText(policy.tokenizer)
     rng = random.Random(config.seed)
@@ -80,7 +81,8 @@ def save_policy(policy: Policy, path: Path) -> None:
 def _all_train(permuted: World) -> World:
     """All facts for training: permuted() has kept every true held-out pair out.
 
-    Else the searcher would learn which (relation, entity) pairs never come up, and not look for the held-out ones.
+    Else the searcher would learn which (relation, entity) pairs never come up, and not look for the
+    held-out ones.
     """
     return World(replace(fact, split="train") for fact in permuted.facts)
 

@@ -245,7 +245,34 @@ def test_the_glossary_covers_every_key_and_holds_no_empty_field():
 
 @pytest.mark.parametrize(
     "key",
-    ["step", "reward/mean", "reward/std", "reward/mixed_groups", "policy/entropy", "policy/clip_share", "policy/ratio_max", "grad/norm", "grad/norm_mean", "grad/negative_share", "llds/value", "llds/open_gate_share", "lp_reg/value", "lp_reg/protected_share", "kl/reference", "kl/old", "update/skipped", "update/lr", "eval/heldout_em", "eval/heldout_f1", "time/rollout", "time/score", "time/update", "time/step", "phase/label", "alarm/rung"],
+    [
+        "step",
+        "reward/mean",
+        "reward/std",
+        "reward/mixed_groups",
+        "policy/entropy",
+        "policy/clip_share",
+        "policy/ratio_max",
+        "grad/norm",
+        "grad/norm_mean",
+        "grad/negative_share",
+        "llds/value",
+        "llds/open_gate_share",
+        "lp_reg/value",
+        "lp_reg/protected_share",
+        "kl/reference",
+        "kl/old",
+        "update/skipped",
+        "update/lr",
+        "eval/heldout_em",
+        "eval/heldout_f1",
+        "time/rollout",
+        "time/score",
+        "time/update",
+        "time/step",
+        "phase/label",
+        "alarm/rung",
+    ],
 )
 def test_the_glossary_covers_what_the_trainer_logs(key):
     assert describe(key) is GLOSSARY[key]

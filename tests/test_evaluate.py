@@ -51,14 +51,16 @@ def test_scores_by_hand():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
 def test_the_number_of_rows_at_a_time_changes_nothing(rows):
-    assert evaluate(*scripted(), QUESTIONS, rows=rows, temperature=0.0) == evaluate(*scripted(), QUESTIONS, temperature=0.0)
+    whole = evaluate(*scripted(), QUESTIONS, temperature=0.0)
+    assert evaluate(*scripted(), QUESTIONS, rows=rows, temperature=0.0) == whole
 
 
 def test_it_is_greedy_and_leaves_the_global_generator_alone():
     policy = tiny_policy()
     rollout = Rollout(policy.tokenizer, policy.protocol, bm25(), RolloutConfig(max_tokens=40))
     state = torch.get_rng_state()
-    one, two = (evaluate(policy, rollout, world_questions(5), rows=2, temperature=0.0) for _ in range(2))
+    asked = world_questions(5)
+    one, two = (evaluate(policy, rollout, asked, rows=2, temperature=0.0) for _ in range(2))
     assert one == two and torch.equal(state, torch.get_rng_state())
     assert one.em == 0.0 and len(one.episodes) == 5
 

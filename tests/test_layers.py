@@ -26,7 +26,7 @@ LAYERS = {  # every module, or the package it lies in
     ],
     "L2": ["demonstrations", "protocol", "retrieval", "runlog", "tasks", "world"],
     "L3": ["batching", "kvcache", "policies", "rollout", "scoring"],
-    "L4": ["evaluate", "heldout", "run", "train", "warmstart", "workers"],
+    "L4": ["evaluate", "heldout", "run", "train", "trainstate", "warmstart", "workers"],
     "views": ["checks", "figures", "report", "widgets"],
     "adapters": ["adapters"],
     "commands": ["__main__", "cli", "demo", "sweep"],

@@ -173,7 +173,7 @@ def test_a_broken_corpus_is_refused_in_one_line(tmp_path, lines, message):
 
 
 def test_a_missing_corpus_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.jsonl: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such file"):
         load_corpus(tmp_path / "none.jsonl")
 
 
@@ -188,14 +188,14 @@ PACKED = gzip.compress(ROW.encode())
 def test_a_damaged_gzip_file_is_refused(tmp_path, data):
     path = tmp_path / "corpus.jsonl.gz"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="corpus.jsonl.gz: damaged gzip file"):
+    with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz: damaged gzip file"):
         load_corpus(path)
 
 
 def test_a_line_in_another_encoding_is_named(tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(ROW.encode() + b'\n{"id": "\xff"}\n')
-    with pytest.raises(ValueError, match="corpus.jsonl:2: not JSON"):
+    with pytest.raises(ValueError, match=r"corpus\.jsonl:2: not JSON"):
         load_corpus(path)
 
 
