@@ -34,11 +34,11 @@ Greece Hungary Iceland Iran Ireland Italy Japan Kenya Laos Latvia Lebanon Libya 
 Mongolia Morocco Myanmar Nepal Norway Pakistan Paraguay Peru Poland Portugal Romania Russia Senegal
 Serbia Slovakia Slovenia Spain Sweden Switzerland Syria Thailand Tunisia Turkey Ukraine Uruguay
 Venezuela Vietnam
-""".split()  # noqa: SIM905
+""".split()
 ELEMENTS = """
 Li N Ne Na Mg Si Cl K Ca Sc Cr Mn Fe Co Ni Cu Zn Ga Ge Se Kr Rb Nb Tc Ru Rh Pd Ag Cd Sn Xe Cs Ba
 Pr Nd Sm Eu Gd Tb Yb Hf W Au Ra Th U Pu Cm Cf Nh
-""".split()  # noqa: SIM905
+""".split()
 
 # Codes of countries whose list in the package starts with a unit of account or a WIR code.
 LEGAL_TENDER = {"Chile": "CLP", "Switzerland": "CHF", "Uruguay": "UYU"}
