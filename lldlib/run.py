@@ -28,8 +28,6 @@ from lldlib.world import World
 
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set
 HELDOUT_QUESTIONS = 120
-# of 1, 2 and 3 hops: a dead policy guesses one-hop answers now and then, and so comes back to life
-HOP_WEIGHTS = (0.0, 0.5, 0.5)
 TRAIN_QUESTIONS = 1500
 
 logger = logging.getLogger(__name__)
@@ -62,8 +60,8 @@ def builtin_setting(config: TrainConfig) -> Setting:
 
 
 def fixed_questions(world: World, total: int, split: str) -> list[Question]:
-    """At most `total` different multi-hop questions, the same draw in every run."""
-    drawn = world.sample_questions(random.Random(0), total, split, HOP_WEIGHTS)
+    """At most `total` different questions, the same draw in every run."""
+    drawn = world.sample_questions(random.Random(0), total, split)
     return list({question.id: question for question in drawn}.values())
 
 

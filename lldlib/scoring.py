@@ -23,9 +23,8 @@ class Scores:
 
 
 def _decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The part below the language-model head, and the head; a PEFT wrapper is looked through."""
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    return base.get_decoder(), base.get_output_embeddings()
+    """The part below the language-model head, and the head; a PEFT wrapper passes both through."""
+    return model.get_decoder(), model.get_output_embeddings()
 
 
 def score(

@@ -55,14 +55,28 @@ def test_the_number_of_rows_at_a_time_changes_nothing(rows):
     assert evaluate(*scripted(), QUESTIONS, rows=rows, temperature=0.0) == whole
 
 
-def test_it_is_greedy_and_leaves_the_global_generator_alone():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_repeats_itself_and_leaves_the_global_generator_alone(temperature):
     policy = tiny_policy()
     rollout = Rollout(policy.tokenizer, policy.protocol, bm25(), RolloutConfig(max_tokens=40))
     state = torch.get_rng_state()
-    asked = world_questions(5)
-    one, two = (evaluate(policy, rollout, asked, rows=2, temperature=0.0) for _ in range(2))
+    one, two = (
+        evaluate(policy, rollout, world_questions(5), rows=2, temperature=temperature)
+        for _ in range(2)
+    )
     assert one == two and torch.equal(state, torch.get_rng_state())
     assert one.em == 0.0 and len(one.episodes) == 5
+
+
+def test_temperature_0_is_greedy_and_1_samples():
+    policy = tiny_policy()
+    rollout = Rollout(policy.tokenizer, policy.protocol, bm25(), RolloutConfig(max_tokens=40))
+    greedy, sampled = (
+        evaluate(policy, rollout, world_questions(5), temperature=temperature).episodes
+        for temperature in (0.0, 1.0)
+    )
+    assert greedy == rollout.run(policy.model, world_questions(5), temperature=0.0)
+    assert [e.turns for e in greedy] != [e.turns for e in sampled]
 
 
 def test_no_question_is_a_one_line_error():

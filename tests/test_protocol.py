@@ -19,6 +19,7 @@ FREE, QUERY, ANSWER = Span.FREE, Span.QUERY, Span.ANSWER
         # a tag that is never closed is text, and hides no later pair
         ("<search> a <answer> b </answer>", Action("answer", "b")),
         ("<answer> a <search> b </search>", Action("search", "b")),
+        ("<search> a </search> b </search>", Action("search", "a")),
         # between two tags of one kind everything is content
         ("<search> a <search> b </search>", Action("search", "a <search> b")),
         ("<answer> <think> a </answer>", Action("answer", "<think> a")),
