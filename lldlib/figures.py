@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from lldlib.phases import AlarmRule, Phase, PhaseRule, alarm, phase_labels
+from lldlib.phases import ALARM_KEYS, AlarmRule, Phase, PhaseRule, alarm, phase_labels
 from lldlib.runlog import Run
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -125,16 +125,15 @@ def mark_phases(ax: Axes, phases: Sequence[Phase], rung: int | None, *, names: b
 
 def phases_of(run: Run) -> list[Phase]:
     """The phase of each batch of a run, by the default rule."""
-    keys = ("reward/mean", "probe/logp", "grad/norm", "policy/entropy")
+    keys = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")
     return phase_labels(*(run.column(key) for key in keys), PhaseRule())
 
 
 def alarm_of(run: Run) -> int | None:
     """The batch at which the default alarm rang; None if it did not, or had nothing to watch."""
-    rule = AlarmRule()
-    series = {key: run.column(key) for key in ("displacement/correct_token", rule.probe)}
+    series = {key: run.column(key) for key in ALARM_KEYS}
     watched = {key: values for key, values in series.items() if any(v is not None for v in values)}
-    return alarm(watched, rule) if watched else None
+    return alarm(watched, AlarmRule()) if watched else None
 
 
 def collapse_figure(arms: Arms) -> Figure:

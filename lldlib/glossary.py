@@ -229,9 +229,15 @@ GLOSSARY: dict[str, Metric] = {
     # -- evaluation ----------------------------------------------------------------------------
     "eval/heldout_em": Metric(
         "held-out EM",
-        "greedy answers that match an accepted answer exactly / held-out questions",
+        "answers sampled as in training that match an accepted one exactly / held-out questions",
         SHARE,
         "rises with the reward, and lags it",
+    ),
+    "eval/heldout_em_greedy": Metric(
+        "greedy held-out EM",
+        "greedy answers that match an accepted one exactly / held-out questions",
+        SHARE,
+        "near 1 on the built-in world, whose start already reads; falls in a collapse",
     ),
     "eval/heldout_f1": Metric(
         "held-out F1",
@@ -272,13 +278,6 @@ GLOSSARY: dict[str, Metric] = {
     "time/update": Metric("updates", "wall time of the batch's updates", SECONDS, "steady"),
     "time/step": Metric(
         "batch time", "wall time of the batch, measurements included", SECONDS, "steady"
-    ),
-    # -- reading the run -----------------------------------------------------------------------
-    "phase/label": Metric(
-        "phase", "stagnation, decay or collapse by `phases.phase_labels`", "name", "never collapse"
-    ),
-    "alarm/rung": Metric(
-        "alarm", "1 from the batch at which `phases.alarm` rang, else 0", "0 or 1", "0"
     ),
 }
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 Series = Sequence[float | None]
 Phase = Literal["stagnation", "decay", "collapse"]
+ALARM_KEYS = ("displacement/correct_token", "probe/content")  # what the default alarm watches
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
 NAN = float("nan")
 

@@ -17,6 +17,7 @@ import transformers
 from lldlib.batching import collate
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig
 from lldlib.evaluate import evaluate
+from lldlib.phases import ALARM_KEYS, AlarmRule, alarm
 from lldlib.policies import Policy, load_policy
 from lldlib.retrieval import BM25Retriever
 from lldlib.rewards import exact_match
@@ -96,6 +97,7 @@ class TrainingRun:
         s = self.setting
         probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
         self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
+        self.watched: dict[str, list[float | None]] = {key: [] for key in ALARM_KEYS}
         if resume:
             self._resume()
         else:
@@ -115,6 +117,7 @@ class TrainingRun:
         self.config = self.trainer.config
         self.writer = RunWriter.resume(self.out, state["step"])
         self.writer.event(state["step"], "resume")
+        self.watched = {key: Run(self.out).column(key) for key in ALARM_KEYS}
 
     @classmethod
     def branch(cls, source: Run, step: int, out: Path, **knobs) -> "TrainingRun":
@@ -162,9 +165,17 @@ class TrainingRun:
         self.writer.metrics(index, metrics)
         for episode in episodes[: config.rollouts_logged]:
             self.writer.rollout(index, record(episode, self.setting.policy))
+        self._watch(index, metrics)
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics
+
+    def _watch(self, index: int, metrics: dict[str, float]) -> None:
+        """Log the alarm at the batch where it first rings."""
+        for key, series in self.watched.items():
+            series.append(metrics.get(key))
+        if alarm(self.watched, AlarmRule()) == index:
+            self.writer.event(index, "alarm")
 
     def heldout_metrics(self) -> dict[str, float]:
         """Scores on the held-out questions: sampled as in training, and greedy."""
