@@ -142,10 +142,12 @@ def test_rollouts_are_measured(work):
     assert "| mean reward |" in text and "| policy tokens a second |" in text
 
 
-def test_means_are_compared_in_standard_errors():
-    # means 1 and 2; variances 2 and 2 over 2 values each: errors 1 and 1, distance 1 / sqrt(2)
-    assert rollouts.distance([0.0, 2.0], [1.0, 3.0]) == pytest.approx(0.5**0.5)
-    assert rollouts.distance([1.0, 1.0], [1.0, 1.0]) == 0.0
+def test_arms_are_compared_question_by_question():
+    # means of two rollouts a question: 1, 4 and 7 against 1, 2 and 6. The gaps 0, 2, 1 have mean 1,
+    # variance 1 and standard error 1 / sqrt(3)
+    ours, theirs = [0.0, 2.0, 4.0, 4.0, 7.0, 7.0], [1.0, 1.0, 2.0, 2.0, 5.0, 7.0]
+    assert rollouts.distance(ours, theirs, 2) == pytest.approx(3**0.5)
+    assert rollouts.distance(ours, ours, 2) == 0.0
 
 
 def test_overheads_are_measured_from_the_same_weights(work):

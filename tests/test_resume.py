@@ -74,6 +74,8 @@ def numbers(run: Run) -> list[dict]:
 def assert_same_run(one: Run, other: Run) -> None:
     assert numbers(one) == numbers(other)
     assert (one.path / ROLLOUTS).read_bytes() == (other.path / ROLLOUTS).read_bytes()
+    alarms = [[row for row in run.events if row["kind"] == "alarm"] for run in (one, other)]
+    assert alarms[0] == alarms[1]
     (tensors, state), (others, other_state) = (r.load_checkpoint(None) for r in (one, other))
     assert state == other_state and tensors.keys() == others.keys()
     assert any(name.startswith("optimizer.exp_avg.") for name in tensors)

@@ -58,7 +58,7 @@ def measure(work: Workload, repeats: int) -> tuple[list[Measurement], str]:
     return [
         _ratio("rollout, policy-chosen tokens a second", policy_tokens, ours, theirs, AIM),
         _ratio("rollout, all tokens a second", all_tokens, ours, theirs, None),
-    ], _report(ours, theirs)
+    ], _report(work, ours, theirs)
 
 
 def _ratio(what: str, count, ours: Arm, theirs: Arm, aim: float | None) -> Measurement:
@@ -67,14 +67,17 @@ def _ratio(what: str, count, ours: Arm, theirs: Arm, aim: float | None) -> Measu
     return Measurement(what, ratios, aim)
 
 
-def _report(ours: Arm, theirs: Arm) -> str:
+def _report(work: Workload, ours: Arm, theirs: Arm) -> str:
     lines = [
         "| episodes | one cache | prefill at every turn | difference, standard errors |",
         "|---|---|---|---|",
     ]
     for name, value in STATISTICS.items():
         a, b = ([value(e) for part in arm.episodes for e in part] for arm in (ours, theirs))
-        lines.append(f"| mean {name} | {_mean(a)} | {_mean(b)} | {_verdict(a, b)} |")
+        far = distance(a, b, work.config.rollout.group_size)
+        verdict = f"{far:.1f}" if far <= AGREE else f"{far:.1f} NOT THE SAME"
+        means = f"{statistics.fmean(a):.3f} | {statistics.fmean(b):.3f}"
+        lines.append(f"| mean {name} | {means} | {verdict} |")
     for name, count in {"policy": policy_tokens, "all": all_tokens}.items():
         rates = [
             statistics.median(arm.rate(i, count) for i in range(len(arm.seconds)))
@@ -84,20 +87,15 @@ def _report(ours: Arm, theirs: Arm) -> str:
     return "\n".join(lines)
 
 
-def _mean(values: list[float]) -> str:
-    return f"{statistics.fmean(values):.3f} ± {_error(values):.3f}"
+def distance(a: list[float], b: list[float], group: int) -> float:
+    """How far apart the means of two arms are, in standard errors of their paired difference.
 
-
-def _error(values: list[float]) -> float:
-    return statistics.stdev(values) / len(values) ** 0.5
-
-
-def distance(a: list[float], b: list[float]) -> float:
-    """Difference of the means in standard errors; 0 for equal means, also where nothing varies."""
-    gap = abs(statistics.fmean(a) - statistics.fmean(b))
-    return gap / max((_error(a) ** 2 + _error(b) ** 2) ** 0.5, 1e-12) if gap else 0.0
-
-
-def _verdict(a: list[float], b: list[float]) -> str:
-    far = distance(a, b)
-    return f"{far:.1f}" if far <= AGREE else f"{far:.1f} NOT THE SAME"
+    Every `group` values in a row belong to one question, the same in both arms: the pairs are the
+    questions. 0 where the arms agree on every question.
+    """
+    starts = range(0, len(a), group)
+    gaps = [statistics.fmean(a[i : i + group]) - statistics.fmean(b[i : i + group]) for i in starts]
+    if not any(gaps):
+        return 0.0
+    error = statistics.stdev(gaps) / len(gaps) ** 0.5
+    return abs(statistics.fmean(gaps)) / max(error, 1e-12)
