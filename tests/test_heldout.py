@@ -27,7 +27,8 @@ def answering(monkeypatch):
     """Sets what a searcher answers: a function of the question."""
 
     def install(answer):
-        def evaluate(policy, rollout, questions):
+        def evaluate(policy, rollout, questions, *, temperature):
+            assert temperature == 0.0
             episodes = [
                 Episode(q, [], StopReason.ANSWER, answer(q), valid_searches=1, invalid_actions=0)
                 for q in questions

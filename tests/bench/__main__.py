@@ -3,6 +3,8 @@
 import argparse
 import logging
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -32,15 +34,21 @@ repeat is dropped; medians of the ratios of paired repeats. {rows} episodes a ba
 
 
 def main() -> None:
-    """Measure all three and print."""
+    """Measure all three and print; a one-line error where something is missing."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--policy", default="tiny", help="'tiny', or a folder with a tiny searcher")
     parser.add_argument("--quick", action="store_true", help="few repeats: a rough look")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    repeats = QUICK if arguments.quick else REPEATS
-    work = Workload.make(arguments.policy)
+    try:
+        bench(Workload.make(arguments.policy), QUICK if arguments.quick else REPEATS)
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+        sys.exit(f"bench: {error}")
+
+
+def bench(work: Workload, repeats: dict[str, int]) -> None:
+    """Measure all three, printing each as it is done."""
     print(_compared(work))
     rolled, episodes = rollouts.measure(work, repeats["rollouts"])
     print(f"{table(rolled)}\n\n{episodes}\n", flush=True)
