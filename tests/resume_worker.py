@@ -29,7 +29,7 @@ def config(policy: Path) -> TrainConfig:
     """LLDS over several updates, with a warm-up, a reference and an evaluation now and then."""
     return TrainConfig(
         seed=3,
-        steps=24,
+        steps=16,
         updates_per_batch=3,
         lr=1e-3,
         warmup_batches=6,
