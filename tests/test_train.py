@@ -21,6 +21,7 @@ from helpers import (
 )
 
 from lldlib import train
+from lldlib.advantages import group_advantages
 from lldlib.config import LossConfig
 from lldlib.glossary import describe
 from lldlib.methods import METHODS
@@ -115,6 +116,21 @@ def test_old_log_probs_are_those_of_the_policy_that_sampled(monkeypatch):
     assert (last.logp - last.old_logp)[last.action_mask].abs().max() > 1e-3
 
 
+def test_each_row_keeps_its_own_advantage(monkeypatch):
+    run = micro_trainer()
+    run.step_index = 1
+    _, batch = run._collect()
+    advantages = group_advantages(batch.rewards, batch.group, scale=True)
+    seen = spied(monkeypatch)
+    run.step()
+    for inputs in seen:
+        width = inputs.old_logp.shape[1]
+        for old, own in zip(inputs.old_logp, inputs.advantages, strict=True):
+            gap = (batch.sampler_logp[:, :width] - old).abs().amax(1)
+            assert gap.min() < 1e-4 and own == advantages[gap.argmin()]
+    assert len(advantages.unique()) > 2
+
+
 def test_the_learning_rate_warms_up_over_batches():
     run = micro_trainer(replace(MICRO, lr=0.1, warmup_batches=4, updates_per_batch=1))
     rates = [run.step()[0]["update/lr"] for _ in range(5)]
@@ -143,7 +159,15 @@ def test_the_gradient_is_clipped_for_the_update_only(monkeypatch):
 # -- regularizers --------------------------------------------------------------------------------
 
 
-def test_llds_is_exactly_nothing_at_the_first_update():
+def test_llds_is_exactly_nothing_at_the_first_update(monkeypatch):
+    """Also where the scores before the update are rounded otherwise than those in it."""
+    scored = train.score_sorted
+
+    def rounded(*args, **kwargs):
+        scores = scored(*args, **kwargs)
+        return replace(scores, logp=scores.logp + 1e-4)
+
+    monkeypatch.setattr(train, "score_sorted", rounded)
     once = replace(MICRO, updates_per_batch=1)
     plain, _ = after(once, 3)
     llds, metrics = after(replace(once, loss=replace(BARE, llds_coef=10.0)), 3)
