@@ -116,11 +116,12 @@ def test_old_log_probs_are_those_of_the_policy_that_sampled(monkeypatch):
     assert (last.logp - last.old_logp)[last.action_mask].abs().max() > 1e-3
 
 
-def test_each_row_keeps_its_own_advantage(monkeypatch):
-    run = micro_trainer()
+@pytest.mark.parametrize("scale", [True, False])
+def test_each_row_keeps_its_own_advantage(monkeypatch, scale):
+    run = micro_trainer(replace(MICRO, loss=replace(BARE, scale_advantage=scale)))
     run.step_index = 1
     _, batch = run._collect()
-    advantages = group_advantages(batch.rewards, batch.group, scale=True)
+    advantages = group_advantages(batch.rewards, batch.group, scale=scale)
     seen = spied(monkeypatch)
     run.step()
     for inputs in seen:

@@ -84,7 +84,17 @@ def steep(inputs):
     return (inputs.logp.sum() - inputs.logp.sum().detach()).sqrt()
 
 
-@pytest.mark.parametrize("bad", [not_a_number, infinite, steep])
+def overflowing(inputs):
+    """A loss of 0 with a finite gradient whose norm is beyond float32: (1e38)^2."""
+    return (inputs.logp.sum() - inputs.logp.sum().detach()) * 1e38
+
+
+def shifted(inputs):
+    """An infinite loss with a finite gradient."""
+    return inputs.logp.sum() + float("inf")
+
+
+@pytest.mark.parametrize("bad", [not_a_number, infinite, steep, overflowing, shifted])
 def test_a_bad_update_is_skipped_and_counted(monkeypatch, bad):
     run = micro_trainer(replace(MICRO, updates_per_batch=1))
     run.step_index = 1
