@@ -135,7 +135,6 @@ class Trainer:
         return episodes, collate(episodes, rewards, groups, self.rollout.text)
 
     @torch.no_grad()
-    @torch.no_grad()
     def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
         """Score the batch under the policy that made it, and what else the objective needs."""
         config, temperature = self.config.loss, self.config.rollout.temperature

@@ -92,6 +92,7 @@ def test_the_unbroken_run_is_one_worth_comparing(folder):
     assert sum(row["grad/norm"] > 0 for row in rows) > 8
     assert max(row["llds/value"] for row in rows) > 0
     assert max(row["kl/reference"] for row in rows) > 0
+    assert len({row["probe/logp"] for row in rows}) > 8
     assert [row["step"] for row in rows if "eval/heldout_em" in row] == [4, 9, 14, 15]
     assert [n for n, _ in Run(folder / "unbroken").checkpoints] == list(range(0, 17, 2))
 
