@@ -9,7 +9,7 @@ $(VENV)/stamp: requirements.txt pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: setup  # GRPO dies, GRPO+LLDS lives: about 6 minutes on 2 cores
+demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 	$(VENV)/bin/python -m lldlib demo --seeds 0 --out runs/demo
 
 test: setup

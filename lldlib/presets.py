@@ -1,4 +1,4 @@
-"""The one setting in which plain GRPO dies and GRPO+LLDS lives: every run starts from it."""
+"""The one setting from which demo and sweeps start; data/README.md says how it was found."""
 
 import dataclasses
 
