@@ -41,7 +41,7 @@ class LossConfig:
     nthr: bool = False  # scale down negative tokens by NTHR
     entropy_coef: float = 0.0  # weight of the entropy bonus
     kl_coef: float = 0.001  # weight of the KL to the reference policy
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of that KL
+    kl_estimator: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"  # of that KL
     old_kl_coef: float = (
         0.0  # weight of a plain KL to the old policy on all tokens (a causal control)
     )

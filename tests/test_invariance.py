@@ -51,7 +51,7 @@ def _row_terms() -> dict:
             k: lambda x, k=k: losses.kl_to_reference(
                 x["logp"], x["other_logp"], x["action_mask"], k
             )
-            for k in ("k1", "k2", "k3")
+            for k in ("k1", "k2", "k3", "low_var_kl")
         },
         "entropy": lambda x: losses.entropy_bonus(x["logp"], x["action_mask"]),
     }

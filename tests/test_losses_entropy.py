@@ -25,7 +25,7 @@ Q = P.flip(1)
 
 def test_kl_estimators_by_hand():
     # pi 0.5, reference 0.25: d = -ln 2; k1 = ln 2, k2 = ln(2)^2 / 2, k3 = 0.5 + ln 2 - 1
-    expected = {"k1": 0.693147, "k2": 0.240227, "k3": 0.193147}
+    expected = {"k1": 0.693147, "k2": 0.240227, "k3": 0.193147, "low_var_kl": 0.193147}
     for estimator, value in expected.items():
         mask = tensor([[YES, NO]])
         logp, reference = ln([[0.5, 0.5]]), ln([[0.25, 0.25]])
@@ -58,6 +58,21 @@ def test_kl_holds_the_reference_constant_and_stays_finite():
     reference = tensor([[-1.0, -1.0]], requires_grad=True)
     losses.kl_to_reference(logp, reference).sum().backward()
     assert reference.grad is None and torch.isfinite(logp.grad).all()
+
+
+def test_low_var_kl_gives_up_a_token_where_k3_explodes():
+    # d = 2: e^2 - 3 = 4.389, under the limit; d = 5: e^5 - 6 = 142.4, cut off at 10
+    gradients = {}
+    for estimator, values in {
+        "k3": [[4.389056, 142.413]],
+        "low_var_kl": [[4.389056, 10.0]],
+    }.items():
+        logp = tensor([[-3.0, -6.0]], requires_grad=True)
+        term = losses.kl_to_reference(logp, tensor([[-1.0, -1.0]]), estimator=estimator)
+        close(term.detach(), values)
+        gradients[estimator] = torch.autograd.grad(term.sum(), logp)[0]
+    close(gradients["k3"], [[-6.389056, -147.413]])  # 1 - e^d
+    close(gradients["low_var_kl"], [[-6.389056, 0.0]])
 
 
 def test_entropy_bonus_is_negative_entropy():

@@ -130,6 +130,16 @@ def test_lp_reg_penalty_value_and_direction():
     assert proxy.grad is None
 
 
+def test_lp_reg_gives_up_a_token_far_below_its_proxy():
+    # d = ln(0.9 / 0.01) = 4.5: e^d - d - 1 = 84.5, cut off at 10 and without gradient
+    logp = ln(PI).requires_grad_()
+    proxy = tensor([[0.9] * 6, [0.9, 0.015, 0.9, 0.9, 0.9, 0.9]]).log()
+    term = losses.lp_reg_penalty(logp, ln(PI), proxy, ROWS, LP_MASK, quantile=0.3)
+    close(term.detach(), [[0.0] * 6, [10.0, 0.193147, 0, 0, 0, 0]])
+    term.sum().backward()
+    close(logp.grad, [[0.0] * 6, [0.0, 0.5, 0, 0, 0, 0]])
+
+
 def test_lp_reg_on_policy_is_small_but_not_zero():
     # the proxy of the policy itself is pi / kept mass: d = -ln 0.95, e^d - d - 1 = 0.001338
     logits = ln([[[0.5, 0.3, 0.15, 0.05]] * 2])

@@ -12,6 +12,7 @@ Number = float | int
 RowOrToken = Float[Tensor, " B"] | Float[Tensor, "B T"]
 
 LOG_LIMIT = 20.0  # largest |log-ratio| (nats) that is exponentiated, so that exp stays finite
+KL_LIMIT = 10.0  # largest one-sample KL (nats) of a token in the code of Search-R1, verl, Lp-Reg
 
 
 def aggregate(

@@ -6,9 +6,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lldlib.losses.aggregate import Number, RowOrToken, keep, log_ratio, per_token, rounded_up
+from lldlib.losses.aggregate import (
+    KL_LIMIT,
+    Number,
+    RowOrToken,
+    keep,
+    log_ratio,
+    per_token,
+    rounded_up,
+)
 
-Estimator = Literal["k1", "k2", "k3"]
+Estimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
 
 def kl_to_reference(
@@ -21,7 +29,9 @@ def kl_to_reference(
 
     With d = ref_logp - logp, clamped to +-20, and tokens sampled by the policy: k1 = -d and
     k3 = e^d - d - 1 are unbiased; k2 = d^2 / 2 is biased (close only near 0), yet its gradient is
-    unbiased. k3 is GRPO's (2402.03300 Eq. 4). `ref_logp` is a constant; with the old policy's
+    unbiased. k3 is GRPO's (2402.03300 Eq. 4). "low_var_kl" is k3 cut off at 10, as the code of
+    Search-R1 and verl computes it: past d = 2.6 a token has no gradient, where k3's grows as e^d
+    and one forgotten token can end a run. `ref_logp` is a constant; with the old policy's
     log-probs in its place this is a plain KL to the old policy. No mask: every token. Raises
     ValueError on an unknown estimator.
     """
@@ -33,7 +43,9 @@ def kl_to_reference(
         return d.square() / 2
     if estimator == "k3":
         return d.exp() - d - 1
-    raise ValueError(f"unknown KL estimator {estimator!r}: use 'k1', 'k2' or 'k3'")
+    if estimator == "low_var_kl":
+        return (d.exp() - d - 1).clamp(max=KL_LIMIT)
+    raise ValueError(f"unknown KL estimator {estimator!r}: use 'k1', 'k2', 'k3' or 'low_var_kl'")
 
 
 def entropy_bonus(

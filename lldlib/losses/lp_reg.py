@@ -7,7 +7,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lldlib.losses.aggregate import Number, RowOrToken, keep, log_ratio, per_token, rounded_up
+from lldlib.losses.aggregate import (
+    KL_LIMIT,
+    Number,
+    RowOrToken,
+    keep,
+    log_ratio,
+    per_token,
+    rounded_up,
+)
 
 Selection = Literal["paper", "code"]
 
@@ -77,8 +85,8 @@ def lp_reg_penalty(
 ) -> Float[Tensor, "B T"]:
     """Per-token beta (e^d - d - 1), d = proxy_logp - logp, on the tokens of `lp_reg_mask`.
 
-    The paper prints KL(proxy || policy); this is the estimate of its official code, k3 on the one
-    sampled token, with d clamped to +-20 nats (the code clamps the value to 10). The gradient in
+    The paper prints KL(proxy || policy); this is the estimate of its official code: k3 on the one
+    sampled token, cut off at 10, so that a token with d above 2.6 is given up. The gradient in
     logp is beta (1 - proxy / pi): negative where the policy is below the proxy, so descent raises
     the token. `old_logp` is there so that all terms are called alike, and is not read: the proxy,
     built from the sampling policy, stands for it. Source: 2510.03222v2 Eq. 6.
@@ -87,7 +95,7 @@ def lp_reg_penalty(
         logp, proxy_logp, advantages, action_mask, quantile=quantile, selection=selection
     )
     d = -log_ratio(logp, proxy_logp, selected)
-    return keep(beta * (d.exp() - d - 1), selected)
+    return keep(beta * (d.exp() - d - 1).clamp(max=KL_LIMIT), selected)
 
 
 def lp_reg_mask(
