@@ -1,6 +1,5 @@
 """A key-value cache written in place, so that a token costs no copy of what came before it."""
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -39,9 +38,12 @@ class PreallocatedLayer(DynamicLayer):
         self._expose()
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only these rows."""
-        self.key_buffer, self.value_buffer = self.key_buffer[indices], self.value_buffer[indices]
+    def move(self, sources: list[int], targets: list[int], size: int) -> None:
+        """Let rows `sources` take the places `targets`, then keep the first `size` rows only."""
+        for name in ("key_buffer", "value_buffer"):
+            buffer = getattr(self, name)
+            buffer[targets, :, : self.used] = buffer[sources, :, : self.used]
+            setattr(self, name, buffer[:size])
         self._expose()
 
     def _expose(self) -> None:
@@ -52,10 +54,3 @@ class PreallocatedLayer(DynamicLayer):
 def new_cache(layers: int, capacity: int) -> Cache:
     """An empty cache of `capacity` tokens a row."""
     return Cache(layers=[PreallocatedLayer(capacity) for _ in range(layers)])
-
-
-def keep_rows(cache: Cache, rows: list[int], device: torch.device) -> None:
-    """Drop all rows of the cache but these."""
-    index = torch.tensor(rows, device=device)
-    for layer in cache.layers:
-        layer.batch_select_indices(index)

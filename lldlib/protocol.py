@@ -78,6 +78,12 @@ def ends_turn(text: str) -> bool:
     return any(tag in text for tag in CLOSING_TAGS)
 
 
+def may_end_turn(piece: str) -> bool:
+    """Whether a token of this text can complete a closing tag: text up to a ">" ends like one."""
+    starts = [piece[: at + 1] for at, character in enumerate(piece) if character == ">"]
+    return any(s.endswith(tag) or tag.endswith(s) for s in starts for tag in CLOSING_TAGS)
+
+
 def spans(pieces: list[str]) -> list[Span]:
     """What each token of one turn is for, from the tokens' own texts; a span holds its tags."""
     text = "".join(pieces)

@@ -1,24 +1,30 @@
-"""Batched generate <-> search: many episodes in lock-step over one key-value cache.
+"""Batched generate <-> search: many episodes at once over one key-value cache.
 
-At each step every running row moves on by one token: a row that waits for its prompt or a passage
-is fed the next token of it, the others sample. So rows never need padding, nothing is ever
-prefilled twice, and a row's masks are exact by construction. Where all rows wait (the prompts), the
-shared part is fed in one go. Rows that ended are dropped from the cache once they are a quarter of
-it.
+At each step every running row is fed what it waits for (a prompt, a passage, the token it has just
+drawn) and draws its next token. Nothing is ever prefilled twice, and a row's masks are exact by
+construction. Where a model can only be fed equally many tokens in every row, as many are fed as the
+shortest waiting text has, and only rows that wait for nothing more draw. A row that ended makes
+room at once.
+
+Chance: row i's k-th own token is drawn with the k-th number of row i, so an episode depends neither
+on how the others go nor on how tokens are fed.
 """
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import nn
 
 from lldlib.config import RolloutConfig
-from lldlib.kvcache import keep_rows, new_cache
-from lldlib.protocol import Action, Protocol, ends_turn, parse_action
+from lldlib.decode import LockstepDecoder, RaggedDecoder, make_decoder
+from lldlib.protocol import Action, Protocol, ends_turn, may_end_turn, parse_action
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.scoring import next_token
 from lldlib.types import Episode, Question, StopReason, Turn
+
+TEXTS = 4096  # environment texts whose tokens are kept
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +36,8 @@ class TokenText:
         self.tokenizer = tokenizer
         self.eos = tokenizer.eos_token_id
         self.pieces: dict[int, str] = {}
+        self.closing: dict[int, bool] = {}
+        self._encoded = lru_cache(TEXTS)(self._encode)
 
     def piece(self, token: int) -> str:
         """The text of one token, cached."""
@@ -37,9 +45,18 @@ class TokenText:
             self.pieces[token] = self.tokenizer.decode([token])
         return self.pieces[token]
 
+    def may_end_turn(self, token: int) -> bool:
+        """Whether this token can complete a closing tag, cached."""
+        if token not in self.closing:
+            self.closing[token] = may_end_turn(self.piece(token))
+        return self.closing[token]
+
     def encode(self, text: str) -> list[int]:
-        """Tokens of an environment text, without special tokens."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """Tokens of an environment text, without special tokens, cached."""
+        return list(self._encoded(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 @dataclass
@@ -49,6 +66,8 @@ class _Row:
     question: Question
     pending: list[int]  # tokens to be fed before the policy may speak again
     turns: list[Turn]
+    chance: list[float]  # uniform in [0, 1): one for every token that the policy may choose
+    chosen: int = 0  # tokens that the policy has chosen
     length: int = 0  # tokens fed so far
     searches: int = 0
     invalid: int = 0
@@ -69,7 +88,7 @@ class Rollout:
         self.text = TokenText(tokenizer)
         self.protocol, self.retriever, self.config = protocol, retriever, config
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def run(
         self,
         model: nn.Module,
@@ -79,65 +98,71 @@ class Rollout:
         generator: torch.Generator | None = None,
     ) -> list[Episode]:
         """One episode per question, in the given order; `temperature` 0 is greedy."""
-        rows = [self._start(question) for question in questions]
+        size = (len(questions), self.config.max_tokens)
+        chance = torch.rand(size, generator=generator) if temperature else torch.zeros(size)
+        rows = [self._start(*pair) for pair in zip(questions, chance.tolist(), strict=True)]
+        head = model.get_output_embeddings()
+        decoder = make_decoder(model, *size)
         running = list(rows)
-        device = next(model.parameters()).device
-        cache = new_cache(model.config.num_hidden_layers, self.config.max_tokens)
-        while any(row.stop is None for row in running):
-            running = self._drop_finished(running, cache, device)
-            fed = self._feed(running)
-            inputs = torch.tensor(fed, device=device)
+        while running:
+            hidden = decoder.feed(self._feed(running, decoder.ragged))
+            uniform = torch.tensor([row.chance[row.chosen] for row in running])
             drawn, logp = next_token(
-                model, inputs, cache, temperature=temperature, generator=generator
+                head, hidden, temperature=temperature, uniform=uniform.to(hidden.device)
             )
             self._advance(running, drawn.tolist(), logp.tolist())
+            running = self._drop_finished(running, decoder)
         return [row.episode() for row in rows]
 
-    def _start(self, question: Question) -> _Row:
+    def _start(self, question: Question, chance: list[float]) -> _Row:
         tokens = self.text.encode(self.protocol.prompt(question.text))
-        return _Row(question, list(tokens), [Turn("prompt", tokens, [0.0] * len(tokens))])
+        prompt = Turn("prompt", tokens, [0.0] * len(tokens))
+        return _Row(question, list(tokens), [prompt], chance)
 
-    def _drop_finished(self, running: list[_Row], cache, device) -> list[_Row]:
-        alive = [i for i, row in enumerate(running) if row.stop is None]
-        if len(alive) > 0.75 * len(running):
+    def _drop_finished(
+        self, running: list[_Row], decoder: LockstepDecoder | RaggedDecoder
+    ) -> list[_Row]:
+        """Fill the places of rows that ended with running rows from the end of the batch."""
+        size = sum(row.stop is None for row in running)
+        if size == len(running):
             return running
-        keep_rows(cache, alive, device)
-        return [running[i] for i in alive]
+        free = [i for i in range(size) if running[i].stop is not None]
+        moving = [i for i in range(size, len(running)) if running[i].stop is None]
+        decoder.move(moving, free, size)
+        kept = running[:size]
+        for source, target in zip(moving, free, strict=True):
+            kept[target] = running[source]
+        return kept
 
-    def _feed(self, running: list[_Row]) -> list[list[int]]:
-        """The next tokens of every row: one each, or as many as the shortest waiting text has."""
-        live = [row for row in running if row.stop is None]
-        room = self.config.max_tokens - live[0].length  # live rows are all of one length
-        width = min(room, *(len(row.pending) for row in live))
+    def _feed(self, running: list[_Row], ragged: bool) -> list[list[int]]:
+        """The next tokens of every row: all it waits for, or equally many in every row."""
+        most = self.config.max_tokens
+        if not ragged:
+            most = min(len(row.pending) for row in running)
         fed = []
         for row in running:
-            if row.stop is not None:
-                fed.append([0] * width)  # a finished row's cache is never read again
-                continue
+            width = min(most, self.config.max_tokens - row.length)
             fed.append(row.pending[:width])
             row.pending = row.pending[width:]
-            row.length += width
+            row.length += len(fed[-1])
         return fed
 
     def _advance(self, running: list[_Row], drawn: list[int], logp: list[float]) -> None:
         """Take the drawn token in every row whose pending text has run out."""
         asking = []
         for row, token, value in zip(running, drawn, logp, strict=True):
-            if row.stop is not None:
-                continue
             if row.length >= self.config.max_tokens:
                 self._cut(row)
             elif not row.pending:
                 self._speak(row, token, value)
-                if row.stop is None and self._closes(row, token):
-                    action = self._act(row)
-                    if row.stop is None:
-                        asking.append((row, action))
-        self._reply(asking)
+                if row.stop is None and self.text.may_end_turn(token):
+                    said = self.text.tokenizer.decode(row.speaking.tokens)
+                    if ends_turn(said):
+                        asking.append((row, self._act(row, parse_action(said))))
+        self._reply([(row, action) for row, action in asking if row.stop is None])
 
-    def _act(self, row: _Row) -> Action:
-        """Read the turn that has just closed; it may be the row's last."""
-        action = parse_action(self._spoken(row))
+    def _act(self, row: _Row, action: Action) -> Action:
+        """Take note of the turn that has just closed; it may be the row's last."""
         spent = row.searches + row.invalid >= self.config.max_searches
         row.invalid += action.kind == "invalid"
         if action.kind == "answer":
@@ -162,15 +187,10 @@ class Rollout:
             row.turns.append(row.speaking)
         row.speaking.tokens.append(token)
         row.speaking.logp.append(logp)
+        row.chosen += 1
         row.pending = [token]
         if token == self.text.eos:
             row.stop = StopReason.EOS
-
-    def _closes(self, row: _Row, token: int) -> bool:
-        return ">" in self.text.piece(token) and ends_turn(self._spoken(row))
-
-    def _spoken(self, row: _Row) -> str:
-        return self.text.tokenizer.decode(row.speaking.tokens)
 
     def _reply(self, asking: list[tuple[_Row, Action]]) -> None:
         """Answer all searches of this step with one call, and invalid actions with a message."""

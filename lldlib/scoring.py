@@ -71,28 +71,29 @@ def score(
     return Scores(logp=spread(logp), **extra)
 
 
-@torch.no_grad()
 def next_token(
-    model: nn.Module,
-    tokens: Int[Tensor, "B L"],
-    cache,
+    head: nn.Module,
+    hidden: Float[Tensor, "B H"],
     *,
     temperature: float,
-    generator: torch.Generator | None,
+    uniform: Float[Tensor, " B"] | None,
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """Feed `tokens` behind the cache and draw each row's next token, with its log-prob.
+    """Draw each row's next token by inverse CDF from its own `uniform` number, with its log-prob.
 
+    The token is the first whose cumulated probability exceeds u, u float32 in [0, 1).
     `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
     """
-    decoder, head = _decoder_and_head(model)
-    out = decoder(input_ids=tokens, past_key_values=cache, use_cache=True)
-    logits = head(out.last_hidden_state[:, -1]).float()
+    logits = head(hidden).float()
     if temperature == 0:
         log_probs = torch.log_softmax(logits, dim=-1)
         drawn = log_probs.argmax(-1, keepdim=True)
     else:
         log_probs = torch.log_softmax(logits / temperature, dim=-1)
-        drawn = torch.multinomial(log_probs.exp(), 1, generator=generator)
+        # In float64, u < 1 of float32 times the total is less than the total to the bit, and so a
+        # token is always found, and never one of probability 0.
+        cumulated = log_probs.exp().cumsum(-1, dtype=torch.float64)
+        sought = uniform.double()[:, None] * cumulated[:, -1:]
+        drawn = torch.searchsorted(cumulated, sought, right=True)
     return drawn[:, 0], log_probs.gather(-1, drawn)[:, 0]
 
 

@@ -25,7 +25,7 @@ LAYERS = {  # every module, or the package it lies in
         "rewards",
     ],
     "L2": ["demonstrations", "protocol", "retrieval", "runlog", "tasks", "world"],
-    "L3": ["batching", "kvcache", "policies", "rollout", "scoring"],
+    "L3": ["batching", "decode", "kvcache", "policies", "rollout", "scoring"],
     "L4": ["evaluate", "heldout", "run", "train", "trainstate", "warmstart", "workers"],
     "views": ["checks", "figures", "report", "widgets"],
     "adapters": ["adapters"],

@@ -2,7 +2,16 @@
 
 import pytest
 
-from lldlib.protocol import SEARCH_R1, TINY, Action, Span, ends_turn, parse_action, spans
+from lldlib.protocol import (
+    SEARCH_R1,
+    TINY,
+    Action,
+    Span,
+    ends_turn,
+    may_end_turn,
+    parse_action,
+    spans,
+)
 
 FREE, QUERY, ANSWER = Span.FREE, Span.QUERY, Span.ANSWER
 
@@ -109,3 +118,25 @@ def test_information_is_wrapped_and_not_changed():
     expected = "\n\n<information> </information><answer>x</answer> \\1 b </information>\n\n"
     assert SEARCH_R1.information([text, "b"]) == expected
     assert SEARCH_R1.information([]) == "\n\n<information>  </information>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("piece", "may"),
+    [
+        *[
+            (p, True)
+            for p in (">", "h>", "</search>", " </answer>", ">\n", "</search>x", "</search>>")
+        ],
+        *[(p, False) for p in ("", "x", "<think>", "</think>", "<search>", "</search", "a>", "->")],
+    ],
+)
+def test_pieces_that_may_end_a_turn(piece, may):
+    assert may_end_turn(piece) is may
+
+
+def test_no_cut_of_a_closing_tag_into_pieces_is_missed():
+    for tag in ("</search>", "</answer>"):
+        for start in range(len(tag)):
+            assert may_end_turn(tag[start:]) and may_end_turn(
+                "x" * (start == 0) + tag[start:] + "\n"
+            )

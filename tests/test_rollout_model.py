@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from lldlib.batching import collate
 from lldlib.config import RolloutConfig
+from lldlib.decode import make_decoder
 from lldlib.kvcache import PreallocatedLayer
 from lldlib.policies import Policy
 from lldlib.protocol import TINY, Protocol
@@ -137,9 +138,8 @@ def test_the_cache_holds_what_the_growing_one_holds():
         keys, values = torch.randn(4, 2, width, 5), torch.randn(4, 2, width, 5)
         got, want = ours.update(keys, values), theirs.update(keys, values)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    index = torch.tensor([3, 1])
-    ours.batch_select_indices(index)
-    theirs.batch_select_indices(index)
+    ours.move([3], [0], 2)
+    theirs.batch_select_indices(torch.tensor([3, 1]))
     assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
     more = torch.randn(2, 2, 1, 5)
     got, want = ours.update(more, more), theirs.update(more, more)
@@ -162,6 +162,7 @@ def test_a_lora_policy_rolls_out():
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     plain, _ = random_batch(policy, 4, max_tokens=40)
     model = get_peft_model(policy.model, config).eval()
+    assert make_decoder(model, 1, 1).ragged
     batch, _ = random_batch(Policy(model, policy.tokenizer, TINY), 4, max_tokens=40)
     assert (score(model, batch, 1.0).logp - batch.sampler_logp).abs().max() < 1e-4
     assert not torch.equal(plain.sampler_logp[:, :20], batch.sampler_logp[:, :20])

@@ -8,7 +8,6 @@ import torch
 from helpers import naive_logits, random_batch, tiny_policy
 
 from lldlib.config import LossConfig
-from lldlib.kvcache import new_cache
 from lldlib.losses import nthr_weights, prediction_error, proxy_log_prob
 from lldlib.scoring import next_token, score, score_sorted
 
@@ -159,20 +158,46 @@ def test_a_lora_model_is_scored_through_its_wrapper(sampled):
     assert trained and all("lora" in name for name in trained)
 
 
-def test_the_next_token_is_drawn_from_the_policy_at_its_temperature():
-    """4000 draws from one prompt: each share within 4 standard errors of its probability."""
-    model = tiny_policy().model
-    prompt = torch.tensor([[11, 12, 13]])
-    with torch.no_grad():
-        logits = model(input_ids=prompt).logits[0, -1]
-    p = (logits / 0.5).softmax(-1)
-    rows = prompt.expand(4000, -1).contiguous()
-    generator = torch.Generator().manual_seed(0)
-    tokens, logp = next_token(model, rows, new_cache(2, 3), temperature=0.5, generator=generator)
-    share = torch.bincount(tokens, minlength=len(p)) / 4000
-    error = (p * (1 - p) / 4000).sqrt()
-    assert ((share - p).abs() <= 4 * error + 1e-3).all()
-    assert torch.allclose(logp, p.log()[tokens], atol=1e-5)
-    greedy, logp = next_token(model, rows[:2], new_cache(2, 3), temperature=0.0, generator=None)
-    assert greedy.tolist() == [int(p.argmax())] * 2
-    assert torch.allclose(logp, logits.log_softmax(-1).max())  # at temperature 1
+# -- the next token ------------------------------------------------------------------------------
+
+
+def drawn(probabilities: list[float], uniforms: list[float], temperature: float = 1.0):
+    """Draws from one distribution, given as the state under a head that changes nothing."""
+    hidden = torch.tensor(probabilities).log().expand(len(uniforms), -1)
+    uniform = torch.tensor(uniforms)
+    return next_token(torch.nn.Identity(), hidden, temperature=temperature, uniform=uniform)
+
+
+def test_a_draw_is_the_first_token_whose_cumulated_probability_exceeds_u():
+    p = [0.0, 0.25, 0.0, 0.5, 0.25, 0.0]  # cumulated: 0, 0.25, 0.25, 0.75, 1, 1
+    tokens, logp = drawn(p, [0.0, 0.2, 0.26, 0.7, 0.8, 1 - 2**-24])
+    assert tokens.tolist() == [1, 1, 3, 3, 4, 4]
+    assert torch.allclose(logp.exp(), torch.tensor(p)[tokens])
+
+
+def test_the_largest_u_never_draws_a_token_of_probability_0():
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(2000, 301, generator=random) * 4
+    logits[:, 150:] = -torch.inf
+    for u in (0.0, 1 - 2**-24):  # the least and the largest that torch.rand gives
+        uniform = torch.full((2000,), u)
+        tokens, logp = next_token(torch.nn.Identity(), logits, temperature=0.7, uniform=uniform)
+        assert tokens.max() < 150 and logp.isfinite().all()
+
+
+def test_even_draws_give_the_distribution():
+    """Over a grid of u, a token's share is its probability, to one step of the grid."""
+    p = torch.tensor([0.1, 0.2, 0.05, 0.65])
+    grid = ((torch.arange(1000) + 0.5) / 1000).tolist()
+    for temperature in (1.0, 0.5):
+        want = (p.log() / temperature).softmax(-1)
+        tokens, logp = drawn(p.tolist(), grid, temperature)
+        share = torch.bincount(tokens, minlength=4) / 1000
+        assert (share - want).abs().max() <= 1.5e-3
+        assert torch.allclose(logp, want.log()[tokens], atol=1e-5)
+
+
+def test_temperature_0_is_greedy_and_gives_the_log_prob_at_temperature_1():
+    tokens, logp = drawn([0.1, 0.2, 0.65, 0.05], [0.0, 0.99], temperature=0.0)
+    assert tokens.tolist() == [2, 2]
+    assert torch.allclose(logp.exp(), torch.tensor(0.65))

@@ -14,12 +14,13 @@ from .timing import table
 from .workload import Workload
 
 REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30}
+LARGER = 2  # the rollout is measured once more with so many times the questions
 QUICK = {"rollouts": 3, "steps": 3, "overhead": 4}
 
 COMPARED = """\
 One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first
-repeat is dropped; medians of the ratios of paired repeats. {rows} episodes a batch, at most
-{tokens} tokens each, {updates} updates a step. Policy {policy}. {machine}.
+repeat is dropped; medians of the ratios of paired repeats. {rows} episodes a batch where no other
+number is named, at most {tokens} tokens each, {updates} updates a step. Policy {policy}. {machine}.
 
 - Rollout: `lldlib.rollout.Rollout` (one key-value cache over all turns) against a loop in the
   manner of Search-R1: at every turn, transformers' `generate` over the whole text so far, rows that
@@ -50,8 +51,11 @@ def main() -> None:
 def bench(work: Workload, repeats: dict[str, int]) -> None:
     """Measure all three, printing each as it is done."""
     print(_compared(work))
-    rolled, episodes = rollouts.measure(work, repeats["rollouts"])
-    print(f"{table(rolled)}\n\n{episodes}\n", flush=True)
+    rolled = []
+    for part in (work, work.wider(LARGER)):
+        ratios, episodes = rollouts.measure(part, repeats["rollouts"])
+        rolled += ratios
+        print(f"{table(ratios)}\n\n{episodes}\n", flush=True)
     stepped, details = steps.measure(work, repeats["steps"])
     print(f"{table(stepped)}\n\n{details}\n", flush=True)
     extra = overhead.measure(work, repeats["overhead"])

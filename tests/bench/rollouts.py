@@ -55,9 +55,10 @@ def measure(work: Workload, repeats: int) -> tuple[list[Measurement], str]:
             if number:  # the first repeat warms up
                 arm.seconds.append(seconds)
                 arm.episodes.append(episodes)
+    what = f"rollout of {work.rows} episodes"
     return [
-        _ratio("rollout, policy-chosen tokens a second", policy_tokens, ours, theirs, AIM),
-        _ratio("rollout, all tokens a second", all_tokens, ours, theirs, None),
+        _ratio(f"{what}, policy-chosen tokens a second", policy_tokens, ours, theirs, AIM),
+        _ratio(f"{what}, all tokens a second", all_tokens, ours, theirs, None),
     ], _report(work, ours, theirs)
 
 

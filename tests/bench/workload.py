@@ -33,6 +33,11 @@ class Workload:
         parts = setting.policy, setting.train_retriever, setting.train_questions
         return cls(config, overrides, *parts)
 
+    def wider(self, times: int) -> "Workload":
+        """The same work with `times` as many questions in a batch."""
+        overrides = self.overrides | {"problems": times * self.config.rollout.problems}
+        return Workload.make(self.config.policy, **overrides)
+
     @property
     def rows(self) -> int:
         """Episodes in a rollout batch."""
