@@ -27,7 +27,7 @@ LAYERS = {  # every module, or the package it lies in
     "L2": ["demonstrations", "protocol", "retrieval", "runlog", "tasks", "world"],
     "L3": ["batching", "decode", "kvcache", "policies", "rollout", "scoring"],
     "L4": ["evaluate", "heldout", "run", "train", "trainstate", "warmstart", "workers"],
-    "views": ["checks", "figures", "report", "widgets"],
+    "views": ["checks", "figures", "figures_tokens", "report", "widgets"],
     "adapters": ["adapters"],
     "commands": ["__main__", "cli", "demo", "sweep"],
 }

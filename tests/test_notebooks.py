@@ -136,6 +136,11 @@ def test_it_runs_and_its_solutions_pass(path):
         ("check_training_bytes", lambda n: 4 * n, "wrong", "it gave 4, and 16 is right"),
         ("check_training_bytes", lambda n: 16.0 * n, "right", "all 3 cases"),
         ("check_last_batch_above", lambda r, level: len(r) - 2, "wrong", "not equal to it"),
+        ("check_masked_mean", lambda v, m: sum(v) / len(v), "wrong", "the number of True"),
+        ("check_answer_mask", lambda words: [False] * len(words), "wrong", "The tags belong"),
+        ("check_displacement", lambda old, new, rewards: 0.0, "wrong", "Rows 0 and 2"),
+        ("check_nthr_score", lambda right, wrong: 4, "wrong", "Sum over the right tokens"),
+        ("check_action_gate", lambda f, a: [max(0.0, x) for x in f], "wrong", "Action 1 fell"),
     ],
 )
 def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
