@@ -39,7 +39,8 @@ def evaluate(
     """
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
-    episodes, generator = [], torch.Generator().manual_seed(0)
+    device = next(policy.model.parameters()).device
+    episodes, generator = [], torch.Generator(device=device).manual_seed(0)
     for start in range(0, len(questions), rows):
         part = questions[start : start + rows]
         episodes += rollout.run(policy.model, part, temperature=temperature, generator=generator)

@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lldlib.types import Question
@@ -50,12 +50,21 @@ def text_field(row: dict, name: str, where: str) -> str:
 def load_questions(path: Path | str) -> list[Question]:
     """Read questions from rows {id, question, golden_answers, ...}, in the order of the file.
 
+    Raises FileNotFoundError for a missing file, and what `to_questions` raises, naming file and
+    line.
+    """
+    return to_questions(read_jsonl(path), str(path))
+
+
+def to_questions(rows: Iterable[tuple[str, dict]], source: str) -> list[Question]:
+    """Questions from pairs of a row's place and the row {id, question, golden_answers, ...}.
+
     `hops` is the leading digit of a `type` such as "2hop" or "3hop1" (MuSiQue), else 0 = unknown.
-    Raises FileNotFoundError for a missing file, and ValueError, naming file and line, for a row
-    that is malformed, has no answer or repeats an id; and for a file without questions.
+    Raises ValueError, naming the place, for a row that is malformed, has no answer or repeats an
+    id; and, naming the source, where there is no row.
     """
     questions: dict[str, Question] = {}
-    for where, row in read_jsonl(path):
+    for where, row in rows:
         name = text_field(row, "id", where)
         if name in questions:
             raise ValueError(f"{where}: id '{name}' is already taken; make ids unique")
@@ -72,5 +81,5 @@ def load_questions(path: Path | str) -> list[Question]:
             hops=int(hops[1]) if hops else 0,
         )
     if not questions:
-        raise ValueError(f"{path}: holds no question")
+        raise ValueError(f"{source}: holds no question")
     return list(questions.values())

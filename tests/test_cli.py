@@ -6,7 +6,7 @@ from lldlib.cli import main
 from lldlib.presets import collapse_config
 from lldlib.runlog import Run, RunWriter
 
-COMMANDS = ["demo", "train", "evaluate", "report", "sweep", "warmstart"]
+COMMANDS = ["demo", "train", "evaluate", "serve", "report", "sweep", "warmstart"]
 
 
 def train(out, micro, *more: str) -> int:
@@ -30,7 +30,7 @@ def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])
     assert left.value.code == 0
-    assert "--out" in capsys.readouterr().out or command == "evaluate"
+    assert "--out" in capsys.readouterr().out or command == "serve"
 
 
 def test_help_names_the_commands(capsys):

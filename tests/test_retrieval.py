@@ -6,13 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
+from benchmark_files import BENCHMARKS, needs_benchmarks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lldlib import retrieval
-from lldlib.retrieval import BM25Retriever, Passage, load_corpus, words
+from lldlib.retrieval import BM25Retriever, Passage, load_corpus, memory, words
 
-CORPUS = Path(__file__).parents[2] / "shared" / "benchmarks" / "wiki_passages.jsonl.gz"
 PASSAGES = [
     Passage("a", "The capital of Thailand is Bangkok .", "Thailand"),
     Passage("b", "The internet domain of Thailand is .th .", "Thailand"),
@@ -117,7 +116,7 @@ def test_any_text_is_a_query(queries, k):
 
 
 def test_the_cache_is_bounded_and_cannot_be_spoilt(monkeypatch):
-    monkeypatch.setattr(retrieval, "CACHE_SIZE", 2)
+    monkeypatch.setattr(memory, "CACHE_SIZE", 2)
     retriever = BM25Retriever(PASSAGES)
     retriever.search(["symbol"], 1)[0].clear()  # a caller that empties its result
     assert ids(retriever.search(["symbol"], 1)[0]) == ["d"]
@@ -199,9 +198,9 @@ def test_a_line_in_another_encoding_is_named(tmp_path):
         load_corpus(path)
 
 
-@pytest.mark.skipif(not CORPUS.is_file(), reason=f"no benchmark corpus at {CORPUS}")
+@needs_benchmarks
 def test_the_wiki_corpus_is_searchable():
-    passages = load_corpus(CORPUS)
+    passages = load_corpus(BENCHMARKS / "wiki_passages.jsonl.gz")
     assert len(passages) == 30_956
     (found,) = BM25Retriever(passages).search(["Is Forbidden Ground or Free Guy older?"], 3)
     assert {"Forbidden Ground", "Free Guy"} <= {passage.title for passage in found}

@@ -29,6 +29,11 @@ def test_normalise_answer(text, expected):
         ("", ("Paris",), 0.0),
         (None, ("Paris",), 0.0),
         ("Paris", (), 0.0),
+        ("", ("The", "?"), 0.0),  # nothing is never right, also where the answer normalises to it
+        ("  ", ("",), 0.0),
+        ("an", ("The",), 0.0),
+        ("A", ("a",), 1.0),  # as in "which vitamin?"
+        ("?!", (" ?! ",), 1.0),
     ],
 )
 def test_exact_match(prediction, answers, expected):
@@ -43,7 +48,8 @@ def test_exact_match(prediction, answers, expected):
         ("blue whale", ("red fox", "a blue whale"), 1.0),  # the best answer counts
         ("cat", ("dog",), 0.0),
         ("the", ("dog",), 0.0),
-        ("", ("The",), 1.0),  # both are empty once normalised
+        ("", ("The",), 0.0),  # both are empty once normalised
+        ("A", ("a",), 1.0),
         (None, ("dog",), 0.0),
         ("dog", (), 0.0),
     ],

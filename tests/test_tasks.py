@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmark_files import BENCHMARKS, needs_benchmarks
 
 from lldlib.tasks import load_questions
 from lldlib.types import Question
-
-BENCHMARKS = Path(__file__).parents[2] / "shared" / "benchmarks"
 
 
 def row(**changes: object) -> str:
@@ -67,7 +66,7 @@ def test_a_missing_file_is_refused(tmp_path):
         load_questions(tmp_path)
 
 
-@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason=f"no benchmark files at {BENCHMARKS}")
+@needs_benchmarks
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("bamboogle.jsonl", 125), ("musique_dev.jsonl", 791), ("nq_open_gold_context.jsonl.gz", 2655)],

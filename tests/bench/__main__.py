@@ -1,7 +1,8 @@
-"""`python -m tests.bench [--policy tiny] [--quick]`: the ratios as a markdown table."""
+"""`python -m tests.bench [--policy tiny] [--quick]`: the ratios and rates as markdown tables."""
 
 import argparse
 import logging
+import os
 import platform
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import torch
 
-from . import overhead, rollouts, steps
+from . import overhead, retrieval, rollouts, steps
 from .timing import table
 from .workload import Workload
 
+BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", "../shared/benchmarks"))
 REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30}
 LARGER = 2  # the rollout is measured once more with so many times the questions
 QUICK = {"rollouts": 3, "steps": 3, "overhead": 4}
@@ -35,7 +37,7 @@ number is named, at most {tokens} tokens each, {updates} updates a step. Policy 
 
 
 def main() -> None:
-    """Measure all three and print; a one-line error where something is missing."""
+    """Measure everything and print; a one-line error where something is missing."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--policy", default="tiny", help="'tiny', or a folder with a tiny searcher")
     parser.add_argument("--quick", action="store_true", help="few repeats: a rough look")
@@ -44,6 +46,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     try:
         bench(Workload.make(arguments.policy), QUICK if arguments.quick else REPEATS)
+        sizes = retrieval.QUICK_SIZES if arguments.quick else retrieval.SIZES
+        print(f"\n## Retrieval\n\n{retrieval.report(BENCHMARKS, sizes)}", flush=True)
     except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         sys.exit(f"bench: {error}")
 

@@ -1,0 +1,130 @@
+"""A search service over HTTP, by the protocol of Search-R1's retrieval server.
+
+POST {"queries": [...], "topk": k, "return_scores": true} gives {"result": [[{"document": {"id",
+"contents"}, "score"}, ...], ...]}, one list per query. The first line of `contents` is the title in
+quotes, the rest is the text.
+"""
+
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lldlib.retrieval.passages import Hit, Passage, RetrieverError, check_k
+
+logger = logging.getLogger(__name__)
+TRY_LATER = (408, 425, 429)  # of the status codes below 500, those that may pass
+
+
+@dataclass(frozen=True)
+class RetryConfig:
+    """How long a search service is waited for."""
+
+    timeout: float = 30.0  # seconds for one request, from connecting to the last byte
+    attempts: int = 4  # requests before the service counts as down
+    backoff: float = 0.5  # seconds before the second attempt; doubled before each further one
+
+
+class HTTPRetriever:
+    """A client of a `/retrieve` service.
+
+    Once a search has failed for good, each further one makes a single attempt until one succeeds,
+    so that a service that hangs does not hold up every search of a run for all its attempts.
+    """
+
+    def __init__(
+        self, url: str, config: RetryConfig, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        """`url` is the whole address, such as http://127.0.0.1:8000/retrieve."""
+        self.url, self.config, self._sleep = url, config, sleep
+        self._down = False
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """At most `k` passages for each query, in the service's order.
+
+        Raises RetrieverError where no attempt gives a usable answer, or the service refuses the
+        request as wrong (a 4xx status); ValueError for k < 1.
+        """
+        return [[hit.passage for hit in hits] for hits in self.scored(queries, k)]
+
+    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """As `search`, with the service's score of each passage (0 where it gives none)."""
+        check_k(k)
+        if not queries:
+            return []
+        texts = [query.encode(errors="replace").decode() for query in queries]  # no lone surrogates
+        body = json.dumps({"queries": texts, "topk": k, "return_scores": True}).encode()
+        attempts = 1 if self._down else self.config.attempts
+        for attempt in range(attempts):
+            if attempt:
+                self._sleep(self.config.backoff * 2 ** (attempt - 1))
+            try:
+                found = read_answer(self._post(body), len(queries))
+            except urllib.error.HTTPError as error:
+                reason = f"status {error.code} {error.reason}"
+                error.close()
+                if error.code < 500 and error.code not in TRY_LATER:
+                    raise RetrieverError(f"{self.url} refused the request: {reason}") from error
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                self._down = False
+                return [hits[:k] for hits in found]
+            logger.info("%s, attempt %d: %s", self.url, attempt + 1, reason)
+        self._down = True
+        raise RetrieverError(f"{self.url} is down after {attempts} attempts ({reason})")
+
+    def _post(self, body: bytes) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, data=body, headers=headers)
+        timeout = self.config.timeout
+        end, parts = time.monotonic() + timeout, []
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            # by pieces: the socket's time-out starts anew with every byte of a slow answer
+            while part := response.read1(65_536):
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise TimeoutError(f"no whole answer within {timeout} s")
+        return b"".join(parts)
+
+
+def read_answer(data: bytes, queries: int) -> list[list[Hit]]:
+    """The hits in a service's answer; ValueError where it is not of the protocol's shape."""
+    answer = json.loads(data)
+    rows = answer.get("result") if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise ValueError("the answer has no list of lists under 'result'")
+    if len(rows) != queries:
+        raise ValueError(f"{len(rows)} results for {queries} queries")
+    return [[_hit(item) for item in row] for row in rows]
+
+
+def _hit(item: object) -> Hit:
+    """A hit from {"document": {...}, "score": x}, or from the document alone."""
+    document = item.get("document", item) if isinstance(item, dict) else None
+    contents = document.get("contents") if isinstance(document, dict) else None
+    if not isinstance(contents, str):
+        raise ValueError("a result without text under 'contents'")
+    score = item.get("score", 0.0)
+    if not isinstance(score, (int, float)):
+        raise ValueError(f"a result whose score is {score!r}")
+    title, text = split_contents(contents)
+    return Hit(Passage(str(document.get("id", "")), text, title), float(score))
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of a document: '"Title"\\ntext'; a single line is text without a title."""
+    first, newline, text = contents.partition("\n")
+    if not newline:
+        return "", contents
+    quoted = len(first) > 1 and first[0] == first[-1] == '"'
+    return first[1:-1] if quoted else first, text
+
+
+def join_contents(title: str, text: str) -> str:
+    """What `split_contents` takes apart; line breaks of a title become spaces."""
+    return f'"{" ".join(title.splitlines())}"\n{text}'

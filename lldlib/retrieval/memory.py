@@ -1,0 +1,66 @@
+"""BM25 in memory, for corpora of up to some tens of thousands of passages."""
+
+import math
+from collections.abc import Sequence
+
+from rank_bm25 import BM25Okapi
+
+from lldlib.retrieval.passages import Hit, Passage, best, check_k, words
+
+CACHE_SIZE = 4096  # queries whose results are kept
+
+
+class _BM25(BM25Okapi):
+    """Okapi BM25 with idf(w) = ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) > 0, as Lucene has it.
+
+    The plain Okapi idf is zero or negative for a word in half of the passages or more, which would
+    make a match indistinguishable from no match.
+    """
+
+    def _calc_idf(self, nd: dict[str, int]) -> None:
+        size = self.corpus_size
+        self.idf = {word: math.log(1 + (size - n + 0.5) / (n + 0.5)) for word, n in nd.items()}
+
+
+class BM25Retriever:
+    """Lexical search over passages held in memory; score ties keep the order of the passages."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        """Index title and text; ValueError for no passages, a repeated id, or no word at all."""
+        self.passages = list(passages)
+        if not self.passages:
+            raise ValueError("no passages to index")
+        if len({passage.id for passage in self.passages}) < len(self.passages):
+            raise ValueError("two passages share an id; make ids unique")
+        documents = [words(f"{passage.title} {passage.text}") for passage in self.passages]
+        if not any(documents):
+            raise ValueError("no passage holds a word")
+        self._bm25 = _BM25(documents)
+        self._cache: dict[tuple[str, int], tuple[Hit, ...]] = {}
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """The `k` best passages that share a word with each query, best first.
+
+        A query without a known word gives an empty list. Raises ValueError for k < 1.
+        """
+        return [[hit.passage for hit in hits] for hits in self.scored(queries, k)]
+
+    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """As `search`, with the BM25 score of each passage."""
+        check_k(k)
+        return [list(self._lookup(query, k)) for query in queries]
+
+    def _lookup(self, query: str, k: int) -> tuple[Hit, ...]:
+        key = (query, k)
+        if key not in self._cache:
+            if len(self._cache) >= CACHE_SIZE:
+                del self._cache[next(iter(self._cache))]  # the oldest
+            self._cache[key] = self._rank(query, k)
+        return self._cache[key]
+
+    def _rank(self, query: str, k: int) -> tuple[Hit, ...]:
+        known = [word for word in words(query) if word in self._bm25.idf]
+        if not known:
+            return ()
+        scores = self._bm25.get_scores(known)
+        return tuple(Hit(self.passages[i], float(scores[i])) for i in best(scores, k))

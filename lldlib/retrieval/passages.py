@@ -1,0 +1,107 @@
+"""Passages, the corpus loader, and what a rollout needs from a search tool."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from lldlib.tasks import read_jsonl, text_field
+
+# A leading "." or "+" belongs to the word when nothing but space or a bracket stands before it, so
+# ".th" and "+66" are not "th" and "66", while "end.Next", "U.S." and "...so" split at their dots.
+_WORD = re.compile(r"(?<![\w.+])[.+]\w+|\w+")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One unit of retrieval; title and text are both indexed."""
+
+    id: str
+    text: str
+    title: str = ""
+
+
+class Hit(NamedTuple):
+    """A passage that was found, with its score (larger is better; the unit is the retriever's)."""
+
+    passage: Passage
+    score: float
+
+
+class RetrieverError(RuntimeError):
+    """The search tool gave no result and stays down; the rollouts that asked end there."""
+
+
+@runtime_checkable  # so that annotations can be checked while tests run
+class Retriever(Protocol):
+    """What a rollout needs from a search tool."""
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """At most `k` passages for each query, best first; an empty list where nothing matches.
+
+        Raises RetrieverError when the service is down for good.
+        """
+        ...
+
+
+@runtime_checkable
+class ScoredRetriever(Retriever, Protocol):
+    """A retriever that also tells its scores, as serving it over HTTP needs."""
+
+    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """As `search`, with the score of each passage."""
+        ...
+
+
+class NoRetriever:
+    """A search tool that finds nothing: what a policy knows without search."""
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """An empty list for each query."""
+        return [[] for _ in queries]
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words without punctuation, except a leading "." or "+" (".th", "+66")."""
+    return _WORD.findall(text.lower())
+
+
+def check_k(k: int) -> None:
+    """ValueError unless at least one passage is asked for."""
+    if k < 1:
+        raise ValueError(f"k is {k}: ask for at least one passage")
+
+
+def best(scores: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the `k` largest scores over 0, best first; ties keep their order."""
+    if k < len(scores):  # a full sort of a million scores takes ten times as long
+        least = np.partition(scores, -k)[-k]
+        candidates = np.flatnonzero((scores >= least) & (scores > 0))
+    else:
+        candidates = np.flatnonzero(scores > 0)
+    return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+
+
+def read_corpus(path: Path | str) -> Iterator[Passage]:
+    """Yield the passages of JSONL rows {id, title, text} (gzip where the name ends in .gz).
+
+    Raises FileNotFoundError for a missing file, and ValueError, naming file and line, for a
+    malformed line, a missing field or a repeated id; and for a file without passages.
+    """
+    seen: set[str] = set()
+    for where, row in read_jsonl(path):
+        name, title, text = (text_field(row, field, where) for field in ("id", "title", "text"))
+        if name in seen:
+            raise ValueError(f"{where}: id '{name}' is already taken; make ids unique")
+        seen.add(name)
+        yield Passage(name, text, title)
+    if not seen:
+        raise ValueError(f"{path}: holds no passage")
+
+
+def load_corpus(path: Path | str) -> list[Passage]:
+    """All passages of a corpus file in memory; raises what `read_corpus` raises."""
+    return list(read_corpus(path))

@@ -1,0 +1,71 @@
+"""Search services that fail on purpose, over loopback."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """Meets request number n by `script[n]`, and every later one by the last of the script.
+
+    "good" finds one passage per query; a status code, "hang", "cut" (dies within its answer) and
+    any other text, sent as it is, are failures.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, script: list[str]):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script, self.requests, self.release = script, [], threading.Event()
+
+    @property
+    def url(self) -> str:
+        """The address that a client wants."""
+        return f"http://127.0.0.1:{self.server_address[1]}/retrieve"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        served, script = self.server.requests, self.server.script
+        served.append(json.loads(body))
+        kind = script[min(len(served), len(script)) - 1]
+        if kind == "hang":
+            self.server.release.wait(60)
+        elif kind.isdigit():
+            self.send_error(int(kind))
+        else:
+            answer = good_answer(served[-1]) if kind == "good" else kind
+            self._send(answer.encode(), cut=kind == "cut")
+
+    def _send(self, answer: bytes, cut: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(1000 if cut else len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def good_answer(request: dict) -> str:
+    """One passage for each query."""
+    found = [{"document": {"id": "7", "contents": '"Lima"\nin Peru'}, "score": 1.5}]
+    return json.dumps({"result": [found for _ in request["queries"]]})
+
+
+@contextmanager
+def faulty(*script: str) -> Iterator[FaultyServer]:
+    """A running server; stopped and released at the end."""
+    server = FaultyServer(list(script))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.release.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
