@@ -24,6 +24,7 @@ LAYERS = {  # every module, or the package it lies in
         "presets",
         "published",
         "rewards",
+        "symbols",
     ],
     "L2": [
         "benchmarks",
@@ -39,7 +40,15 @@ LAYERS = {  # every module, or the package it lies in
     ],
     "L3": ["batching", "decode", "kvcache", "policies", "rollout", "scoring"],
     "L4": ["evaluate", "exam", "heldout", "run", "train", "trainstate", "warmstart", "workers"],
-    "views": ["checks", "figures", "figures_tokens", "report", "tables", "widgets"],
+    "views": [
+        "checks",
+        "figures",
+        "figures_tokens",
+        "glossary_page",
+        "report",
+        "tables",
+        "widgets",
+    ],
     "adapters": ["adapters"],
     "commands": ["__main__", "cli", "demo", "sweep"],
 }

@@ -1,0 +1,109 @@
+"""What every symbol of the notebooks means: as written there, with its shape.
+
+A letter can stand for more than one thing, as in the papers; each meaning has a line of its own.
+Shapes use the letters of `lldlib.types`.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """One meaning of one symbol."""
+
+    letter: str  # bare, without index: one letter, or one LaTeX command
+    written: str  # LaTeX, as a notebook writes it
+    shape: str  # "scalar", "(B, T)", ...; "-" for a name or an index
+    meaning: str  # with its unit; the name in `lldlib` where there is one
+
+
+def _symbols(*rows: tuple[str, str, str, str]) -> tuple[Symbol, ...]:
+    return tuple(Symbol(*row) for row in rows)
+
+
+SYMBOLS: tuple[Symbol, ...] = _symbols(
+    # -- sizes and indices ---------------------------------------------------------------------
+    ("P", "P", "scalar", "questions (problems) of a rollout batch"),
+    ("G", "G", "scalar", "rollouts per question: the group size"),
+    ("B", "B", "scalar", "rows of a batch, P times G"),
+    ("T", "T", "scalar", "tokens of the longest row; also the last turn of a trajectory"),
+    ("V", "V", "scalar", "tokens of the vocabulary; V_s: mean valid searches at step s (LLDS-MA)"),
+    ("d", "d", "scalar", "size of a hidden state; also ln proxy - ln pi of a token, in nats"),
+    ("N", "N", "scalar", "a number of tokens; N_pre: those of rows with A >= 0"),
+    ("n", "n", "scalar", "a number of tokens or responses"),
+    ("i", "i", "-", "index of a response (a row)"),
+    ("j", "j", "-", "index of an incorrect response, or of another row"),
+    ("t", "t", "-", "index of a token, of an action, or of a rollout batch: the text says which"),
+    ("k", "k", "-", "index of a token inside a row or an action"),
+    ("l", "l", "-", "index in a sum"),
+    ("s", "s", "-", "index of an earlier batch; s_i: GSPO's ratio of a whole row"),
+    ("u", "u", "-", "any token of the vocabulary, in a sum"),
+    ("v", "v", "-", "any token of the vocabulary"),
+    # -- trajectories --------------------------------------------------------------------------
+    ("x", "x", "-", "the prompt; also an unknown number"),
+    ("y", "y_t", "-", "what the policy wrote: a token, an action, a response (y^+ right, y^- not)"),
+    ("o", "o_t", "-", "tool feedback after action t; in Lp-Reg's equations a sampled token"),
+    ("m", "m", "(B, T)", "`action_mask`: the policy chose the token; also a mean, or a kept mass"),
+    ("c", "c", "scalar", "similarity (cosine) of two contexts; also an index of actions"),
+    # -- rewards and advantages ----------------------------------------------------------------
+    ("r", "r", "(P, G)", "reward of a rollout; r_{i,t}: the ratio pi / pi_old of a token"),
+    ("R", "R_t", "scalar", "mean reward of rollout batch t"),
+    ("w", "w", "scalar", "window of a trailing mean, in batches; also a weight on answer tokens"),
+    ("A", "A_i", "(B,)", "`advantages`: the group-relative advantage of a row"),
+    ("p", "p", "(V,)", "a probability; p_{p,g} as an index: the question; p^+, p^-: group weights"),
+    ("g", "g", "-", "index of a rollout in its group; also a prediction error"),
+    (r"\mu", r"\mu", "scalar", "mean reward of a group"),
+    (r"\sigma", r"\sigma", "scalar", "standard deviation of a group's rewards"),
+    # -- the policy ----------------------------------------------------------------------------
+    (r"\pi", r"\pi_\theta", "(V,)", "the policy: next-token probabilities in a context"),
+    (r"\theta", r"\theta", "-", "the policy's weights"),
+    ("z", "z", "(V,)", "logits"),
+    ("h", "h", "(d,)", "hidden state from which a token is predicted"),
+    ("W", "W", "(V, d)", "weights of a linear head"),
+    ("b", "b", "(V,)", "its bias"),
+    ("e", "e_y", "(V,)", "the unit vector of token y; e^x: the exponential"),
+    (r"\alpha", r"\alpha", "scalar", "inner product of two prediction errors e_y - pi"),
+    ("H", "H", "(B, T)", "`entropy` of the next-token distribution, nats"),
+    ("q", "q", "(V,)", "another distribution, or one probability of it"),
+    # -- losses --------------------------------------------------------------------------------
+    ("L", "L", "(B, T)", "a loss, to be minimised; as a scalar its `aggregate`"),
+    ("J", "J", "scalar", "an objective, to be maximised: minus a loss"),
+    ("D", r"D_{KL}", "(B, T)", "Kullback-Leibler divergence, nats"),
+    ("I", r"\mathbb{I}[\cdot]", "(B, T)", "1 where the condition holds, else 0"),
+    ("M", "M", "-", "a mask or a matrix that the text names"),
+    ("S", "S", "-", "a set of tokens or rows that the text names"),
+    (r"\epsilon", r"\epsilon", "scalar", "clip range of the ratio (0.2); also a small constant"),
+    (r"\varepsilon", r"\varepsilon", "scalar", "the same as epsilon"),
+    (r"\gamma", r"\gamma", "(B, T)", "the ratio pi / pi_old, in LLDS's notation"),
+    ("U", "U", "scalar", "Lp-Reg's cap of the ratio (10): `ratio_cap`"),
+    (r"\Delta", r"\Delta", "(B, T)", "change of a log-prob; in LLDS's loss old - new, nats"),
+    (r"\lambda", r"\lambda", "scalar", "weight of LLDS: `llds_coef`"),
+    (r"\beta", r"\beta", "scalar", "weight of Lp-Reg: `lp_reg_coef`; in LLDS-MA of answer tokens"),
+    (r"\rho", r"\rho", "scalar", "Lp-Reg's share of rare tokens: `lp_reg_quantile`; also a ratio"),
+    (r"\delta", r"\delta^B_\rho", "scalar", "rare threshold: the batch's rho-quantile of pi"),
+    (r"\kappa", r"\kappa", "scalar", "min-p: a token under kappa times the largest pi is dropped"),
+    (r"\tau", r"\tau", "scalar", "threshold under which the proxy drops a token"),
+    (r"\eta", r"\eta", "scalar", "step size; in NTHR the factor on selected tokens"),
+    (r"\phi", r"\phi", "-", "another policy's weights"),
+    ("a", "a", "scalar", "a constant of a fit (R = -a e^H + b)"),
+    ("f", "f", "-", "a function that the text names"),
+    ("C", "C", "scalar", "a covariance of log-prob and advantage (KL-Cov), or a cap"),
+    ("K", "K", "scalar", "a number of actions or of the k largest"),
+)
+
+_NOT_SYMBOLS = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\*?\{[^{}]*\}")
+_PIECE = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+GREEK = set(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho "
+    "sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split()
+)
+
+
+def letters_of(formula: str) -> set[str]:
+    """The bare symbols of a LaTeX formula: single letters and Greek commands.
+
+    Words of two letters and more are labels or functions, not symbols.
+    """
+    pieces = _PIECE.findall(_NOT_SYMBOLS.sub(" ", formula))
+    return {p for p in pieces if len(p) == 1 or (p[0] == "\\" and p[1:] in GREEK)}
