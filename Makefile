@@ -1,6 +1,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-.PHONY: setup demo test lab bench lint clean
+.PHONY: setup demo test test-adapters lab bench lint clean
 
 setup: $(VENV)/stamp  # the environment, made again where its two files have changed
 
@@ -14,6 +14,21 @@ demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 
 test: setup
 	$(VENV)/bin/python -m pytest
+
+test-adapters: build/trl/stamp build/verl/stamp  # each engine in an environment of its own
+	build/trl/bin/python -m pytest tests/adapters
+	build/verl/bin/python -m pytest tests/adapters/test_verl.py
+
+build/trl/stamp: requirements.txt pyproject.toml
+	$(PYTHON) -m venv --clear build/trl
+	build/trl/bin/python -m pip install --quiet --editable '.[dev,trl]'
+	touch $@
+
+build/verl/stamp: requirements.txt pyproject.toml
+	$(PYTHON) -m venv --clear build/verl
+	build/verl/bin/python -m pip install --quiet --editable '.[dev,verl]'
+	build/verl/bin/python -m pip install --quiet --no-deps verl==0.9.1
+	touch $@
 
 lab: setup  # JupyterLab on the notebooks
 	$(VENV)/bin/python -m jupyterlab notebooks

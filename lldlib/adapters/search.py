@@ -1,0 +1,118 @@
+"""Search as TRL wants it: an environment with a search tool, or whole episodes of our own loop.
+
+Neither needs TRL to be imported. `search_environment` suits models that call tools through their
+chat template; `search_rollout` runs the tag protocol of Search-R1 in `lldlib.rollout.Rollout`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from lldlib.protocol import parse_action
+from lldlib.retrieval import Retriever, RetrieverError
+from lldlib.rewards import exact_match
+from lldlib.types import Episode, Question
+
+NOTHING = "No passage was found."
+DOWN = "The search service is down."
+
+
+def search_environment(retriever: Retriever, *, top_k: int, max_searches: int) -> type:
+    """An environment class for TRL's `environment_factory`: one tool, `search`, over `retriever`.
+
+    A row of the dataset holds `prompt` and `answers` (a list of texts). The reward is the exact
+    match of the last `<answer>` that the policy wrote: give `environment_reward` to the trainer.
+    """
+
+    class SearchEnvironment:
+        """One rollout's searches; TRL resets and uses it again."""
+
+        def reset(self, **row: Any) -> None:
+            """Start an episode."""
+            self.valid_searches = 0
+
+        def search(self, query: str) -> str:
+            """Search a collection of passages.
+
+            Args:
+                query: What to look for, in a few words.
+
+            Returns:
+                The passages that fit best.
+            """
+            if self.valid_searches >= max_searches:
+                return f"No searches are left: {max_searches} were allowed. Give your answer."
+            try:
+                found = retriever.search([query], top_k)[0]
+            except RetrieverError:
+                return DOWN
+            self.valid_searches += 1
+            return "\n".join(passage.text for passage in found) or NOTHING
+
+    return SearchEnvironment
+
+
+def environment_reward(
+    completions: Sequence[Sequence[dict[str, Any]]], answers: Sequence[Sequence[str]], **_: Any
+) -> list[float]:
+    """Exact match of the `<answer>` in a conversation's last message; TRL's reward signature."""
+    said = [str(completion[-1].get("content") or "") for completion in completions]
+    read = [parse_action(text) for text in said]
+    return [
+        exact_match(action.content if action.kind == "answer" else None, list(accepted))
+        for action, accepted in zip(read, answers, strict=True)
+    ]
+
+
+@runtime_checkable
+class EpisodeRunner(Protocol):
+    """What makes episodes: `lldlib.rollout.Rollout`, or anything of its signature."""
+
+    def run(self, model, questions: list[Question], *, temperature: float) -> list[Episode]:
+        """One episode per question, in order."""
+        ...
+
+
+def search_rollout(
+    runner: EpisodeRunner, questions: Sequence[Question]
+) -> Callable[[list[str], Any], dict[str, list | None]]:
+    """A `rollout_func` for TRL: whole episodes of `runner`, with exact masks.
+
+    The dataset's `prompt` is the text of one of `questions` (unique texts); the runner renders the
+    protocol around it. Reward functions get `episode_reward` (exact match); `rollout_reward` hands
+    it on. Raises ValueError for two questions of one text, KeyError for a prompt that is none.
+    """
+    by_text = {question.text: question for question in questions}
+    if len(by_text) < len(questions):
+        raise ValueError("two questions have the same text: a prompt could not tell them apart")
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, list | None]:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        asked = [by_text[prompt] for prompt in prompts]
+        episodes = runner.run(model, asked, temperature=trainer.temperature)
+        return completions(episodes, filler=trainer.processing_class.eos_token_id)
+
+    return rollout
+
+
+def rollout_reward(episode_reward: Sequence[float], **_: Any) -> list[float]:
+    """The exact match that `search_rollout` found; TRL's reward signature."""
+    return list(episode_reward)
+
+
+def completions(episodes: Sequence[Episode], *, filler: int) -> dict[str, list | None]:
+    """What a `rollout_func` returns: tokens, `env_mask` 1 where the policy chose, and extras.
+
+    `logprobs` is None: TRL reads them for vLLM only. TRL cannot hold an empty completion; one gets
+    the token `filler`, which no mask covers.
+    """
+    rest = [[turn for turn in e.turns[1:] if turn.tokens] for e in episodes]
+    tokens = [[token for turn in turns for token in turn.tokens] for turns in rest]
+    masks = [[int(t.role == "action") for t in turns for _ in t.tokens] for turns in rest]
+    return {
+        "prompt_ids": [e.turns[0].tokens for e in episodes],
+        "completion_ids": [row or [filler] for row in tokens],
+        "env_mask": [mask or [0] for mask in masks],
+        "logprobs": None,
+        "episode_reward": [exact_match(e.answer, e.question.answers) for e in episodes],
+        "valid_searches": [e.valid_searches for e in episodes],
+    }

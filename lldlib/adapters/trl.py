@@ -1,0 +1,177 @@
+"""LLDS and Lp-Reg in TRL's GRPOTrainer, with this project's diagnostics, run folder and alarm.
+
+The policy term, KL and rollouts stay TRL's. Three more passes without gradient per rollout batch:
+Lp-Reg's proxy (if it is on), the batch after its updates, and the probe set. Image inputs are not
+supported. TRL pads prompts on the left and completions on the right: T here is completion tokens.
+"""
+
+import time
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from trl import GRPOTrainer
+
+from lldlib.adapters.terms import regularizers
+from lldlib.adapters.trl_config import VERSIONS, LLDGRPOConfig
+from lldlib.adapters.trl_report import BatchReport, Rows, action_mask, joined
+from lldlib.adapters.watch import Watch, read_spans
+from lldlib.losses import preserved_mask, proxy_log_prob
+from lldlib.objective import LossInputs
+from lldlib.types import Span
+
+__all__ = ["VERSIONS", "LLDGRPOConfig", "LLDGRPOTrainer"]
+
+
+class LLDGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer plus the terms of `LLDGRPOConfig`; full fine-tuning, LoRA and QLoRA.
+
+    Actions are completion_mask * tool_mask; a response is correct where its reward is over 0.5.
+    TRL's logs gain the glossary's keys, `phase` (0 stagnation, 1 decay, 2 collapse) and `alarm`
+    (1 once it rang), on the last update of each rollout batch. Raises TypeError for a plain
+    GRPOConfig, FileExistsError where `run_folder` holds a run.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if not isinstance(self.args, LLDGRPOConfig):
+            raise TypeError(
+                "LLDGRPOTrainer reads llds_* and lp_reg_*: pass args=LLDGRPOConfig(...)"
+            )
+        self.terms = self.args.terms
+        main = self.accelerator.is_main_process
+        self.watch = Watch(self.args.run_folder if main else None)
+        self.piece = cache(lambda token: self._tokenizer.decode([token]))
+        self._live: tuple[Tensor, Tensor | None] | None = None
+        self._divisors: list[tuple[Tensor, Tensor]] = []
+        self._divided: list[Rows] | None = None
+        self.add_callback(BatchReport(self))
+
+    # -- rollouts: what the terms and the diagnostics need is added to each row ------------------
+
+    def _calculate_rewards(self, *args, **kwargs) -> Tensor:
+        out = super()._calculate_rewards(*args, **kwargs)
+        if self.model.training:  # of all processes
+            self.rewards = (out * self.reward_weights.to(out.device)).nansum(1).float()
+        return out
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, Any]:
+        began = time.perf_counter()
+        output = super()._generate_and_score_completions(inputs)
+        if not self.model.training:
+            return output
+        if "pixel_values" in output:
+            raise ValueError("the TRL adapter scores text only: train on rows without images")
+        mask = action_mask(output)
+        span, searches = read_spans(output["completion_ids"], mask, self.piece)
+        searches = self._counted_searches(inputs) or searches
+        mean = torch.tensor(searches, dtype=torch.float32, device=mask.device).mean()
+        count = len(mask)
+        first = self.accelerator.process_index * count
+        extra = {"lld_span": span, "lld_reward": self.rewards[first : first + count]}
+        old = output.get("old_per_token_logps")
+        extra["lld_logp"] = self.score(output) if old is None else old
+        if self.terms.lp_reg_coef:
+            extra["lld_proxy"] = self._proxy(output)
+        self.valid_searches = float(self.accelerator.reduce(mean, reduction="mean"))
+        self.began, self.sums, self.norms = began, defaultdict(float), []
+        return output | extra
+
+    def _counted_searches(self, inputs: list[dict]) -> list[int] | None:
+        """What the environments or the rollout function counted, if they do."""
+        counters = self.environments or []
+        if counters and all(hasattr(e, "valid_searches") for e in counters):
+            return [e.valid_searches for e in counters]
+        rows = [row.get("valid_searches") for row in inputs]
+        return None if None in rows else rows
+
+    @torch.no_grad()
+    def score(self, rows: Rows) -> Float[Tensor, "B T"]:
+        """Log-probs of the completions under the current policy, as TRL computes them."""
+        live = self._live
+        ids, attention = joined(rows)
+        out = self._get_per_token_logps_and_entropies(
+            self.model,
+            ids,
+            attention,
+            rows["completion_ids"].shape[1],
+            batch_size=self.args.per_device_train_batch_size,
+        )
+        self._live = live
+        return torch.where(action_mask(rows), out[0].float(), 0.0)
+
+    @torch.no_grad()
+    def _proxy(self, rows: Rows) -> Float[Tensor, "B T"]:
+        """Lp-Reg's proxy of the sampling policy: the one pass that needs real logits."""
+        name = "kappa" if self.terms.lp_reg_filter == "min-p" else "tau"
+        settings = {name: self.terms.lp_reg_threshold}
+        ids, attention = joined(rows)
+        width, size = rows["completion_ids"].shape[1], self.args.per_device_train_batch_size
+        parts = []
+        for some, mask in zip(ids.split(size), attention.split(size), strict=True):
+            with self.accelerator.autocast():
+                out = self.model(input_ids=some, attention_mask=mask, logits_to_keep=width + 1)
+            logits = out.logits[:, -width - 1 : -1].float() / self.temperature
+            parts.append(proxy_log_prob(logits, some[:, -width:], **settings))
+        return torch.cat(parts)
+
+    # -- updates -------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.model.training and self._buffered_inputs is not self._divided:
+            self._divided = self._buffered_inputs
+            size = self.args.gradient_accumulation_steps
+            starts = range(0, len(self._divided), size)
+            self._divisors = [self._divisor(self._divided[s : s + size]) for s in starts]
+        return inputs
+
+    def _divisor(self, window: list[Rows]) -> tuple[Tensor, Tensor]:
+        """Preserved and action tokens of one update, over all processes, per process."""
+        masks = [action_mask(rows) for rows in window]
+        kept = [
+            preserved_mask(rows["advantages"], mask)
+            for rows, mask in zip(window, masks, strict=True)
+        ]
+        local = torch.stack([sum(m.sum() for m in part) for part in (kept, masks)]).float()
+        counts = self.accelerator.reduce(local, reduction="sum") / self.accelerator.num_processes
+        return counts[0], counts[1]
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._live = out[0], out[1]  # the last call before a loss is that of the live policy
+        return out
+
+    def _compute_loss(self, model, inputs: Rows) -> Float[Tensor, ""]:
+        loss = super()._compute_loss(model, inputs)
+        (logp, entropy), self._live = self._live, None
+        if not self.model.training:
+            return loss
+        mask, accumulated = action_mask(inputs), self.args.gradient_accumulation_steps
+        self.sums["entropy"] += float(entropy.detach()[mask].sum())
+        self.sums["tokens"] += float(mask.sum())
+        # Before the first update both policies are one; rounding must not open a gate.
+        passes = self.args.steps_per_generation * self.num_iterations
+        untouched = self._step % passes < accumulated
+        x = LossInputs(
+            logp=logp,
+            old_logp=logp.detach() if untouched else inputs["lld_logp"],
+            advantages=inputs["advantages"],
+            action_mask=mask,
+            answer_mask=inputs["lld_span"] == Span.ANSWER,
+            proxy_logp=inputs.get("lld_proxy"),
+            mean_valid_searches=self.valid_searches,
+        )
+        window = self._step % self.args.steps_per_generation // accumulated
+        terms, stats = regularizers(self.terms, x, *self._divisors[window])
+        for key, value in stats.items():
+            self.sums[key] += float(value) / self.args.updates_per_batch
+        return loss + terms if stats else loss
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.norms.append(float(norm))
+        return norm

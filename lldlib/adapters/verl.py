@@ -1,0 +1,96 @@
+"""LLDS as verl's policy loss `llds`: verl's own loss plus the term, chosen by configuration alone.
+
+Installing lldlib on the nodes registers it (entry point `verl.plugins`); `pip install --no-deps
+lldlib jaxtyping` keeps the versions that verl pins. Select it with
+`actor_rollout_ref.actor.policy_loss.loss_mode=llds`, and set the term with
+`actor_rollout_ref.actor.policy_loss._target_=lldlib.adapters.verl.LLDSPolicyLossConfig` and
+`+actor_rollout_ref.actor.policy_loss.llds_coef=0.2`.
+
+Not here, because verl hands a policy loss neither tokens nor logits: LLDS-MA, which needs the
+answer span, and Lp-Reg, whose proxy needs the whole distribution (it would take a subclass of the
+engine). verl tells no preserved-token count of the whole minibatch either, so the divisor is that
+of the official code: all action tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
+from verl.workers.config import ActorConfig, PolicyLossConfig
+
+from lldlib.config import Gate
+from lldlib.losses import aggregate, llds_gate, llds_penalty, preserved_mask
+
+
+@dataclass
+class LLDSPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss settings and those of LLDS."""
+
+    loss_mode: str = "llds"
+    llds_base: str = "vanilla"  # the registered policy loss that LLDS is added to
+    llds_coef: float = 0.0  # lambda of LLDS
+    llds_gate: Gate = "action"  # where LLDS may act
+
+    def __post_init__(self):
+        if self.llds_base == "llds":
+            raise ValueError(
+                "llds_base is the loss that LLDS is added to: give 'vanilla' or another"
+            )
+
+
+@register_policy_loss("llds")
+def llds_policy_loss(
+    old_log_prob: Float[Tensor, "B T"],
+    log_prob: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: ActorConfig | None = None,
+    rollout_is_weights: Float[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, Any]]:
+    """The base policy loss plus lambda times LLDS, a mean over all action tokens of the minibatch.
+
+    `response_mask` is 0 on tool results, so its runs are the actions. LLDS needs several updates
+    per rollout batch: `ppo_mini_batch_size` under `train_batch_size`, or `ppo_epochs` over 1; on
+    the first update only rounding opens a gate. Raises TypeError where `config.policy_loss` is not
+    an LLDSPolicyLossConfig, ValueError for an unknown base or gate.
+    """
+    settings = config.policy_loss
+    if not isinstance(settings, LLDSPolicyLossConfig):
+        raise TypeError(
+            "loss_mode=llds needs its settings: add actor_rollout_ref.actor.policy_loss._target_="
+            "lldlib.adapters.verl.LLDSPolicyLossConfig"
+        )
+    loss, metrics = get_policy_loss_fn(settings.llds_base)(
+        old_log_prob=old_log_prob,
+        log_prob=log_prob,
+        advantages=advantages,
+        response_mask=response_mask,
+        loss_agg_mode=loss_agg_mode,
+        config=config,
+        rollout_is_weights=rollout_is_weights,
+    )
+    if not settings.llds_coef:
+        return loss, metrics
+    mask = response_mask.bool()
+    rows = (log_prob, old_log_prob, advantages, mask)
+    term = llds_penalty(*rows, gate=settings.llds_gate)
+    value = agg_loss(
+        loss_mat=term,
+        loss_mask=mask,
+        loss_agg_mode="token-mean",
+        **config.global_batch_info,
+    )
+    with torch.no_grad():  # verl averages metrics over micro-batches, so these are local means
+        told = {
+            "actor/llds": aggregate(term, mask, "token-mean").item(),
+            "actor/llds_open_gate_share": aggregate(
+                llds_gate(*rows, settings.llds_gate).float(),
+                preserved_mask(advantages, mask),
+                "token-mean",
+            ).item(),
+        }
+    return loss + settings.llds_coef * value, metrics | told

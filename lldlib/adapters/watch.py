@@ -1,0 +1,153 @@
+"""What an engine saw of a rollout batch -> this project's metrics, phases, alarm and run folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lldlib import diagnostics
+from lldlib.phases import ALARM_KEYS, AlarmRule, PhaseRule, alarm, phase_labels
+from lldlib.protocol import parse_action, spans
+from lldlib.runlog import Run, RunWriter
+from lldlib.types import Span
+
+PHASES = ("stagnation", "decay", "collapse")  # their numbers in an engine's logs
+PHASE_KEYS = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One rollout batch after its updates: what was done before them, and what they did."""
+
+    logp: Float[Tensor, "B T"]  # of the policy that sampled
+    new_logp: Float[Tensor, "B T"]  # after the batch's updates
+    rewards: Float[Tensor, " B"]
+    advantages: Float[Tensor, " B"]
+    action_mask: Bool[Tensor, "B T"]
+    proxy_logp: Float[Tensor, "B T"] | None  # Lp-Reg's, if it is on
+    quantile: float  # lp_reg_quantile
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The fixed correct trajectories, scored under the current policy."""
+
+    logp: Float[Tensor, "N T"]
+    action_mask: Bool[Tensor, "N T"]
+    span: Int[Tensor, "N T"]
+
+
+def measure(seen: Seen, probe: Probe | None) -> dict[str, float]:
+    """Likelihood, displacement, rare tokens and probe, under the keys of the glossary."""
+    row = diagnostics.likelihood(seen.logp, seen.rewards, seen.action_mask)
+    row |= diagnostics.displacement(seen.logp, seen.new_logp, seen.rewards, seen.action_mask)
+    row |= diagnostics.low_probability(
+        seen.logp, seen.proxy_logp, seen.advantages, seen.action_mask, seen.quantile
+    )
+    row["length/tokens"] = float(seen.action_mask.sum(1).float().mean())
+    if probe is not None:
+        row |= diagnostics.probe_report(probe.logp, probe.action_mask, probe.span)
+    return row
+
+
+def read_spans(
+    tokens: Int[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], piece: Callable[[int], str]
+) -> tuple[Int[Tensor, "B T"], list[int]]:
+    """The Span of every token, and per row how many of its actions search, from the tags written.
+
+    `piece` gives the text of one token. Only the policy's own tokens are read, so a tag in a
+    retrieved text means nothing.
+    """
+    labels, searches = torch.zeros_like(tokens), []
+    for row, (ids, mask) in enumerate(zip(tokens.tolist(), action_mask.tolist(), strict=True)):
+        count = 0
+        for start, end in runs(mask):
+            found = spans([piece(token) for token in ids[start:end]])
+            labels[row, start:end] = torch.tensor([int(label) for label in found])
+            count += Span.QUERY in found
+        searches.append(count)
+    return labels, searches
+
+
+def runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """(start, end) of every maximal run of True: the actions of a row."""
+    edges = [t for t in range(len(mask)) if mask[t] and (t == 0 or not mask[t - 1])]
+    stops = [t + 1 for t in range(len(mask)) if mask[t] and (t + 1 == len(mask) or not mask[t + 1])]
+    return list(zip(edges, stops, strict=True))
+
+
+def episode_record(
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    action_mask: Sequence[bool],
+    logp: Sequence[float],
+    reward: float,
+    decode: Callable[[Sequence[int]], str],
+) -> dict[str, Any]:
+    """One episode for rollouts.jsonl, its turns read off the mask; `tokens` without padding."""
+    turns, at, answer = [{"role": "prompt", "text": decode(prompt), "logp": []}], 0, None
+    for start, end in runs(action_mask):
+        if start > at:
+            turns.append({"role": "environment", "text": decode(tokens[at:start]), "logp": []})
+        text, at = decode(tokens[start:end]), end
+        turns.append({"role": "action", "text": text, "logp": list(logp[start:end])})
+        action = parse_action(text)
+        answer = action.content if action.kind == "answer" else None
+    if at < len(tokens):
+        turns.append({"role": "environment", "text": decode(tokens[at:]), "logp": []})
+    return {"question": turns[0]["text"], "answer": answer, "reward": reward, "turns": turns}
+
+
+class Watch:
+    """Logs rollout batches to a run folder (None: to nowhere) and rings the alarm."""
+
+    def __init__(self, folder: Path | str | None):
+        self.folder = folder
+        self.writer: RunWriter | None = None
+        self.series: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
+        self.rung = False
+
+    def open(self, config: Mapping[str, Any], batch: int | None) -> None:
+        """Start the run folder (`batch` None), or go on with it at `batch`.
+
+        Raises FileExistsError where a run would be written over.
+        """
+        if self.folder is None:
+            return
+        if batch is None:
+            self.writer = RunWriter.create(self.folder, config)
+            return
+        self.writer = RunWriter.resume(self.folder, batch)
+        run = Run(self.folder)
+        self.series = {key: run.column(key) for key in self.series}
+        self.rung = any(event["kind"] == "alarm" for event in run.events)
+
+    def batch(self, index: int, row: Mapping[str, float]) -> dict[str, float]:
+        """Log batch `index`; returns {"phase", "alarm"}: a number of `PHASES`, and 1 once it rang.
+
+        In the run folder the alarm is an event of the batch at which it first rings.
+        """
+        for key, values in self.series.items():
+            values.append(row.get(key))
+        rings = alarm({key: self.series[key] for key in ALARM_KEYS}, AlarmRule()) is not None
+        label = phase_labels(*(self.series[key] for key in PHASE_KEYS), PhaseRule())[-1]
+        if self.writer is not None:
+            self.writer.metrics(index, row)
+            if rings and not self.rung:
+                self.writer.event(index, "alarm")
+        self.rung = self.rung or rings
+        return {"phase": float(PHASES.index(label)), "alarm": float(self.rung)}
+
+    def rollout(self, index: int, record: Mapping[str, Any]) -> None:
+        """Log one episode of batch `index`."""
+        if self.writer is not None:
+            self.writer.rollout(index, record)
+
+    def close(self) -> None:
+        """Close the run folder's files."""
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,114 @@
+"""The built-in world trained by TRL with the adapter: a run folder per arm and seed, resumable.
+
+    python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2
+
+Any setting of `python -m lldlib sweep` can stand in the grid, such as lr=4e-4 or steps=100. Whole
+runs are skipped, a killed one goes on from its last checkpoint. `lldlib report` reads them.
+"""
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+import torch
+from datasets import Dataset
+from transformers.trainer_utils import get_last_checkpoint
+
+from lldlib.adapters.search import rollout_reward, search_rollout
+from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
+from lldlib.config import TrainConfig
+from lldlib.rollout import Rollout
+from lldlib.run import builtin_setting
+from lldlib.runlog import Run
+from lldlib.sweep import grid_cells, parse_grid
+
+CHECKPOINT_EVERY = 10  # rollout batches
+
+
+def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
+    """The same run in TRL's words; ValueError where the rows do not split over the updates."""
+    rows, updates = config.rollout.problems * config.rollout.group_size, config.updates_per_batch
+    if rows % updates:
+        raise ValueError(f"{rows} rows do not split into {updates} equal minibatches for TRL")
+    loss = config.loss
+    return LLDGRPOConfig(
+        output_dir=str(folder / "trl"),
+        run_folder=str(folder),
+        seed=config.seed,
+        max_steps=config.steps * updates,
+        per_device_train_batch_size=rows // updates,
+        steps_per_generation=updates,
+        gradient_accumulation_steps=1,
+        num_generations=config.rollout.group_size,
+        max_completion_length=config.rollout.max_tokens,
+        temperature=config.rollout.temperature,
+        learning_rate=config.lr,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=config.warmup_batches * updates,
+        adam_beta1=config.betas[0],
+        adam_beta2=config.betas[1],
+        weight_decay=0.0,
+        max_grad_norm=config.grad_clip,
+        beta=loss.kl_coef,
+        epsilon=loss.clip_low,
+        epsilon_high=loss.clip_high,
+        loss_type="bnpo",  # a token mean over the minibatch, as ours
+        llds_coef=loss.llds_coef,
+        llds_gate=loss.llds_gate,
+        llds_normalizer=loss.llds_normalizer,
+        llds_answer=loss.llds_answer,
+        lp_reg_coef=loss.lp_reg_coef,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        bf16=False,
+        dataloader_pin_memory=False,
+        logging_steps=updates,
+        save_strategy="steps",
+        save_steps=CHECKPOINT_EVERY * updates,
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def train(config: TrainConfig, folder: Path) -> None:
+    """One run, from its last checkpoint if it has one."""
+    setting = builtin_setting(config)
+    policy, questions = setting.policy, setting.train_questions
+    runner = Rollout(policy.tokenizer, policy.protocol, setting.train_retriever, config.rollout)
+    trainer = LLDGRPOTrainer(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        reward_funcs=rollout_reward,
+        rollout_func=search_rollout(runner, questions),
+        train_dataset=Dataset.from_list([{"prompt": question.text} for question in questions]),
+        args=settings(config, folder),
+    )
+    checkpoint = get_last_checkpoint(folder / "trl") if (folder / "trl").is_dir() else None
+    if checkpoint is None and folder.exists():
+        shutil.rmtree(folder)  # killed before its first checkpoint
+    trainer.train(resume_from_checkpoint=checkpoint)
+    shutil.rmtree(folder / "trl", ignore_errors=True)
+
+
+def is_whole(folder: Path, steps: int) -> bool:
+    return (folder / "config.json").exists() and len(Run(folder).metrics) >= steps
+
+
+def main() -> None:
+    """Every cell of the grid, one after the other, on one thread."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=VALUE,VALUE")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for cell in grid_cells(parse_grid(arguments.grid), arguments.out):
+        if not is_whole(cell.path, cell.config.steps):
+            train(cell.config, cell.path)
+
+
+if __name__ == "__main__":
+    main()

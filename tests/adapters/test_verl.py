@@ -1,0 +1,124 @@
+"""The verl adapter: registered by name, the same term and gradient as ours, verl's divisors."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="needs the extra 'verl': run make test-adapters")
+
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import ActorConfig
+
+from lldlib.adapters.verl import LLDSPolicyLossConfig, llds_policy_loss
+from lldlib.config import LossConfig
+from lldlib.objective import LossInputs, compute_loss
+
+ALLOWED = 1e-5  # of the term and of every entry of its gradient
+
+
+def actor(**settings) -> ActorConfig:
+    """An actor's settings; one update of 4 rows."""
+    return ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_mini_batch_size=4,
+        ppo_micro_batch_size_per_gpu=4,
+        policy_loss=LLDSPolicyLossConfig(**settings),
+    )
+
+
+def rows() -> dict[str, torch.Tensor]:
+    """Four rows of two actions with a tool result between them."""
+    draw = torch.Generator().manual_seed(3)
+    mask = torch.ones(4, 10)
+    mask[:, 4:6], mask[1, 8:] = 0.0, 0.0
+    advantages = torch.tensor([[1.0], [-1.0], [0.0], [0.5]]).expand(4, 10) * mask
+    return {
+        "old_log_prob": -torch.rand(4, 10, generator=draw),
+        "log_prob": (-torch.rand(4, 10, generator=draw)).requires_grad_(),
+        "advantages": advantages,
+        "response_mask": mask,
+    }
+
+
+def test_it_is_registered():
+    assert get_policy_loss_fn("llds") is llds_policy_loss
+
+
+def test_installing_lldlib_is_enough():
+    """verl finds the entry point in a process that imports nothing of ours."""
+    code = "import verl; from verl.trainer.ppo import core_algos as c; c.get_policy_loss_fn('llds')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_settings_come_from_the_command_line():
+    given = {
+        "_target_": "lldlib.adapters.verl.LLDSPolicyLossConfig",
+        "loss_mode": "llds",
+        "llds_coef": 0.3,
+    }
+    made = omega_conf_to_dataclass(OmegaConf.create(given))
+    assert isinstance(made, LLDSPolicyLossConfig) and made.llds_coef == 0.3
+
+
+@pytest.mark.parametrize("gate", ["action", "response", "token"])
+def test_the_term_and_its_gradient_are_ours(gate):
+    x, config = rows(), actor(llds_coef=0.7, llds_gate=gate)
+    whole, metrics = llds_policy_loss(**x, config=config)
+    base, _ = compute_policy_loss_vanilla(**x, config=config)
+    ours = LossConfig(kl_coef=0.0, llds_coef=0.7, llds_gate=gate, llds_normalizer="all")
+    mask = x["response_mask"].bool()
+    given = LossInputs(
+        logp=x["log_prob"],
+        old_logp=x["old_log_prob"],
+        advantages=torch.tensor([1.0, -1.0, 0.0, 0.5]),
+        action_mask=mask,
+        answer_mask=torch.zeros_like(mask),
+    )
+    total, stats = compute_loss(ours, given)
+    bare, _ = compute_loss(dataclasses.replace(ours, llds_coef=0.0), given)
+    assert float(total - bare) > 100 * ALLOWED
+    torch.testing.assert_close(whole - base, total - bare, atol=ALLOWED, rtol=0)
+    assert metrics["actor/llds"] == pytest.approx(float(stats["llds/value"]), abs=ALLOWED)
+    share = float(stats["llds/open_gate_share"])
+    assert metrics["actor/llds_open_gate_share"] == pytest.approx(share, abs=ALLOWED)
+    (gradient,) = torch.autograd.grad(whole - base, x["log_prob"])
+    (reference,) = torch.autograd.grad(total - bare, x["log_prob"])
+    torch.testing.assert_close(gradient, reference, atol=ALLOWED, rtol=0)
+    assert gradient[~mask].abs().max() == 0
+
+
+def test_micro_batches_and_ranks_add_up_by_verls_global_batch_info():
+    """Two ranks of one row pair each: the mean of their losses is that of the whole minibatch."""
+    x, settings = rows(), {"llds_coef": 0.7, "llds_gate": "action"}
+    whole, _ = llds_policy_loss(**x, config=actor(**settings))
+    parts = []
+    for part in ([0, 1], [2, 3]):
+        config = actor(**settings)
+        tokens = int(x["response_mask"].sum())
+        config.global_batch_info.update(dp_size=2, batch_num_tokens=tokens)
+        loss, _ = llds_policy_loss(**{k: v[part] for k, v in x.items()}, config=config)
+        parts.append(loss)
+    torch.testing.assert_close(sum(parts) / 2, whole)
+
+
+def test_a_weight_of_zero_is_verls_own_loss():
+    x, config = rows(), actor(llds_coef=0.0)
+    loss, metrics = llds_policy_loss(**x, config=config)
+    base, plain = compute_policy_loss_vanilla(**x, config=config)
+    assert torch.equal(loss, base) and metrics == plain
+
+
+def test_settings_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match="give 'vanilla'"):
+        LLDSPolicyLossConfig(llds_base="llds")
+    plain = ActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_mini_batch_size=4, ppo_micro_batch_size_per_gpu=4
+    )
+    with pytest.raises(TypeError, match=r"_target_=lldlib\.adapters\.verl"):
+        llds_policy_loss(**rows(), config=plain)
