@@ -77,7 +77,7 @@ class Exam:
         if task.kind == "maths":
             return Rollout(
                 self.policy.tokenizer,
-                MATHS,
+                MATHS.in_chat(self.policy.tokenizer),
                 NoRetriever(),
                 RolloutConfig(max_searches=0, max_tokens=config.maths_tokens),
             )

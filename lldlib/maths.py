@@ -18,7 +18,7 @@ class MathsProtocol(Protocol):
 
     def prompt(self, question: str) -> str:
         """The text that opens an episode."""
-        return f"{question.strip()}\n{self.instruction}\n"
+        return f"{self.chat[0]}{question.strip()}\n{self.instruction}\n{self.chat[1]}"
 
 
 MATHS = MathsProtocol(INSTRUCTION, invalid_message="")

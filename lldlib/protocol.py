@@ -6,9 +6,11 @@ text is data: it is rendered into the context and never parsed, so a passage tha
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from lldlib.retrieval import Passage
 from lldlib.types import Span
 
 CLOSING_TAGS = ("</search>", "</answer>")
@@ -26,6 +28,8 @@ INVALID_MESSAGE = (
     "To finish, put the answer between <answer> and </answer>. Try again.\n"
 )
 TINY_INVALID_MESSAGE = " Invalid action . Try again . "
+END_OF_INFORMATION = "</information>\n\n"
+_PLACE = "@@message@@"  # stands for the user's message while a chat template is taken apart
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,53 @@ class Protocol:
 
     instruction: str
     invalid_message: str
+    numbered: bool = False  # passages as "Doc i(Title: ...) text", one a line, as Search-R1 does
+    observation_tokens: int | None = None  # tokens of one environment turn at most; None: no limit
+    chat: tuple[str, str] = ("", "")  # a chat template's texts before and after the user's message
 
     def prompt(self, question: str) -> str:
         """The text that opens an episode; a missing question mark is added, as Search-R1 does."""
         question = question.strip()
         mark = "" if question.endswith("?") else "?"
-        return f"{self.instruction}Question: {question}{mark}\n"
+        return f"{self.chat[0]}{self.instruction}Question: {question}{mark}\n{self.chat[1]}"
 
     def information(self, passages: list[str]) -> str:
         """The environment's answer to a search."""
-        return f"\n\n<information> {' '.join(passages)} </information>\n\n"
+        return f"\n\n<information> {' '.join(passages)} {END_OF_INFORMATION}"
+
+    def observe(self, passages: Sequence[Passage], encode: Callable[[str], list[int]]) -> list[int]:
+        """Tokens of the environment's answer to a search, at most `observation_tokens` of them.
+
+        What is too long is cut at its end. The closing tag stays, where Search-R1 cuts it off too.
+        """
+        if self.numbered:
+            lines = [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
+            text = "\n\n<information>" + "\n".join(lines) + END_OF_INFORMATION
+        else:
+            text = self.information([p.text for p in passages])
+        tokens, limit = encode(text), self.observation_tokens
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        end = encode(END_OF_INFORMATION)
+        return tokens[: limit - len(end)] + end
+
+    def in_chat(self, tokenizer) -> "Protocol":
+        """The same protocol inside the tokenizer's chat template, if it has one.
+
+        The instruction and the question are one user message, without a system prompt but the one
+        that the template adds itself (as in Search-R1, for Base and Instruct models alike).
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            return self
+        messages = [{"role": "user", "content": _PLACE}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        before, found, after = text.partition(_PLACE)
+        if not found:
+            raise ValueError("the tokenizer's chat template changes the user's message: unset it")
+        return replace(self, chat=(before, after))
 
 
-SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE)
+SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE, numbered=True, observation_tokens=500)
 TINY = Protocol("", TINY_INVALID_MESSAGE)
 
 

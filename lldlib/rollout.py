@@ -199,7 +199,7 @@ class Rollout:
             self._search([row for row, _ in searches], [query for _, query in searches])
         for row, action in asking:
             if action.kind == "invalid":
-                self._say(row, self.protocol.invalid_message)
+                self._say(row, self.text.encode(self.protocol.invalid_message))
 
     def _search(self, rows: list[_Row], queries: list[str]) -> None:
         try:
@@ -211,10 +211,9 @@ class Rollout:
             return
         for row, passages in zip(rows, found, strict=True):
             row.searches += 1
-            self._say(row, self.protocol.information([p.text for p in passages]))
+            self._say(row, self.protocol.observe(passages, self.text.encode))
 
-    def _say(self, row: _Row, text: str) -> None:
-        tokens = self.text.encode(text)
+    def _say(self, row: _Row, tokens: list[int]) -> None:
         row.turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
         row.pending = row.pending + tokens
         row.speaking = None

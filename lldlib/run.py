@@ -76,7 +76,7 @@ def probe_set(
         policy.model,
         draw,
         temperature=rollout.temperature,
-        generator=torch.Generator().manual_seed(99),
+        generator=torch.Generator(next(policy.model.parameters()).device).manual_seed(99),
     )
     right = [e for e in episodes if exact_match(e.answer, e.question.answers) == 1.0][:PROBE_ROWS]
     if not right:

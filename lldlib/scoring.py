@@ -1,4 +1,7 @@
-"""The only file that sees logits: log-probs of given tokens, and the next token of a rollout."""
+"""Log-probs of given tokens, and the next token of a rollout.
+
+Only this file and lean.py, the head in chunks, see logits.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lldlib.config import LossConfig
-from lldlib.losses import prediction_error, proxy_log_prob
+from lldlib.lean import head_scores
+from lldlib.losses import prediction_error
 from lldlib.types import Batch
 
 
@@ -18,6 +22,7 @@ class Scores:
     logp: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"] | None = None  # nats
     proxy_logp: Float[Tensor, "B T"] | None = None  # Lp-Reg's proxy; -inf for a filtered token
+    top1: Float[Tensor, "B T"] | None = None  # probability of the most likely token
     hidden: Float[Tensor, "B T H"] | None = None  # last hidden state that predicts the token
     errors: Float[Tensor, "B T V"] | None = None  # losses.prediction_error
 
@@ -34,41 +39,36 @@ def score(
     *,
     entropy: bool = False,
     proxy: LossConfig | None = None,
+    top1: bool = False,
     internals: bool = False,
 ) -> Scores:
     """Log-prob of every action token, log softmax(z / temperature)[token], in float32.
 
-    The head runs on action positions only, so (B, T, V) logits never exist; `internals`, which NTHR
-    needs, is the exception. `proxy` holds Lp-Reg's filter settings. Gradient flows unless the
-    caller forbids it.
+    The head runs on action positions only, a chunk of them at a time, so (B, T, V) logits never
+    exist; `internals`, which NTHR needs, is the exception. `proxy` holds Lp-Reg's filter settings.
+    Gradient flows unless the caller forbids it.
     """
     decoder, head = _decoder_and_head(model)
     # Right padding needs no attention mask: causal attention never looks right.
     hidden = decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
     mask = batch.action_mask[:, 1:]
     targets = batch.tokens[:, 1:][mask]
-    logits = head(hidden[mask]).float() / temperature  # (N, V), N action tokens
-    log_probs = torch.log_softmax(logits, dim=-1)
+    found = head_scores(
+        head, hidden[mask], targets, temperature, entropy=entropy, proxy=proxy, top1=top1
+    )
 
     def spread(values: Float[Tensor, " N"]) -> Float[Tensor, "B T"]:
         out = torch.zeros(batch.tokens.shape, dtype=values.dtype, device=values.device)
         index = torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1)
         return out.masked_scatter(index, values)
 
-    logp = log_probs.gather(-1, targets[:, None])[:, 0]
-    extra: dict[str, Tensor] = {}
-    if entropy:
-        extra["entropy"] = spread(-(log_probs.exp() * log_probs).sum(-1))
-    if proxy is not None:
-        name = "kappa" if proxy.lp_reg_filter == "min-p" else "tau"
-        value = proxy_log_prob(logits[None], targets[None], **{name: proxy.lp_reg_threshold})[0]
-        extra["proxy_logp"] = spread(value)
+    scores = {name: spread(v) for name, v in vars(found).items() if v is not None}
     if internals:
         pad = (0, 0, 1, 0)
         every = prediction_error(head(hidden).float() / temperature, batch.tokens[:, 1:])
-        extra["hidden"] = nn.functional.pad(hidden.float(), pad)
-        extra["errors"] = nn.functional.pad(every, pad)
-    return Scores(logp=spread(logp), **extra)
+        scores["hidden"] = nn.functional.pad(hidden.float(), pad)
+        scores["errors"] = nn.functional.pad(every, pad)
+    return Scores(**scores)
 
 
 def next_token(
@@ -117,4 +117,4 @@ def score_sorted(
             out[rows, : values.shape[1]] = values
         return out
 
-    return Scores(**{name: merge(name) for name in ("logp", "entropy", "proxy_logp")})
+    return Scores(**{name: merge(name) for name in ("logp", "entropy", "proxy_logp", "top1")})

@@ -4,7 +4,6 @@ Randomness is a function of (seed, step, purpose), never a running stream, so a 
 branched at a step draws what an unbroken one would have drawn.
 """
 
-import copy
 import dataclasses
 import random
 import time
@@ -20,12 +19,12 @@ from lldlib.batching import collate
 from lldlib.config import TrainConfig
 from lldlib.losses import nthr_weights
 from lldlib.objective import LossInputs, compute_loss, needs
-from lldlib.policies import Policy
+from lldlib.policies import Policy, adapters_off, reference_model
 from lldlib.retrieval import Retriever
 from lldlib.rewards import exact_match
 from lldlib.rollout import Rollout
 from lldlib.scoring import Scores, score, score_sorted
-from lldlib.trainstate import pack, unpack
+from lldlib.trainstate import make_optimizer, pack, trainable, unpack
 from lldlib.types import Batch, Episode, Question
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
@@ -87,15 +86,13 @@ class Trainer:
         probe: Batch | None = None,
     ):
         _check(config, questions)
-        self.config, self.policy, self.questions, self.probe = config, policy, questions, probe
+        self.config, self.policy, self.questions = config, policy, questions
+        self.device = next(policy.model.parameters()).device
+        self.probe = None if probe is None else probe.to(self.device)
         self.rollout = Rollout(policy.tokenizer, policy.protocol, retriever, config.rollout)
-        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.reference = None
-        if config.loss.kl_coef:
-            self.reference = copy.deepcopy(policy.model).requires_grad_(False)
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=config.betas, weight_decay=0.0, fused=True
-        )
+        self.parameters = list(trainable(policy.model).values())
+        self.reference = reference_model(policy.model) if config.loss.kl_coef else None
+        self.optimizer = make_optimizer(policy.model, config.lr, config.betas)
         self.step_index, self.skipped = 0, 0
 
     # -- one rollout batch ---------------------------------------------------------------------
@@ -123,7 +120,7 @@ class Trainer:
         size = self.config.rollout.group_size
         rng = random.Random(self._seed(QUESTIONS))
         chosen = rng.sample(self.questions, self.config.rollout.problems)
-        generator = torch.Generator().manual_seed(self._seed(SAMPLING))
+        generator = torch.Generator(self.device).manual_seed(self._seed(SAMPLING))
         episodes = self.rollout.run(
             self.policy.model,
             [question for question in chosen for _ in range(size)],
@@ -132,7 +129,7 @@ class Trainer:
         )
         rewards = [exact_match(e.answer, e.question.answers) for e in episodes]
         groups = [row // size for row in range(len(episodes))]
-        return episodes, collate(episodes, rewards, groups, self.rollout.text)
+        return episodes, collate(episodes, rewards, groups, self.rollout.text).to(self.device)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
@@ -144,7 +141,8 @@ class Trainer:
         advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
         ref_logp = weights = None
         if "ref_logp" in wanted:
-            ref_logp = score_sorted(self.reference, batch, temperature).logp
+            with adapters_off(self.reference):
+                ref_logp = score_sorted(self.reference, batch, temperature).logp
         if "nthr" in wanted:
             inner = score(self.policy.model, batch, temperature, internals=True)
             weights = nthr_weights(
@@ -160,13 +158,15 @@ class Trainer:
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed(ORDER)))
         norms, stats, share = [], [], {}
         self._set_lr()
-        for number, chosen in enumerate(order.tensor_split(count)):
+        self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
+        for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number)
             if number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
                 share = {"grad/negative_share": self._negative_share(inputs)}
             loss, numbers = compute_loss(self.config.loss, inputs)
             norms.append(self._apply(loss))
             stats.append(numbers)
+        self.policy.model.eval()
         finite = [n for n in norms if n is not None]
         mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
         norm = {

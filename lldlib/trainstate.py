@@ -1,18 +1,38 @@
-"""What a checkpoint holds: trainable weights and AdamW's moments as named tensors."""
+"""The optimiser, and what a checkpoint holds: trainable weights and AdamW's state by name."""
 
 import torch
 from torch import Tensor, nn
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+def make_optimizer(
+    model: nn.Module, lr: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    """AdamW without weight decay; paged and with 8-bit moments for a 4-bit model on a GPU.
+
+    Raises ValueError if the model has nothing to train.
+    """
+    parameters = list(trainable(model).values())
+    if not parameters:
+        raise ValueError("the policy has no weights to train: load a quantised one with lora=...")
+    settings = {"lr": lr, "betas": betas, "weight_decay": 0.0}
+    if getattr(model, "is_loaded_in_4bit", False) and parameters[0].is_cuda:
+        from bitsandbytes.optim import PagedAdamW8bit
+
+        return PagedAdamW8bit(parameters, **settings)
+    return torch.optim.AdamW(parameters, fused=True, **settings)
 
 
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Trainable parameters as `model.<name>`, their moments as `optimizer.<moment>.<name>`."""
+    """Trainable parameters as `model.<name>`, their state as `optimizer.<kind>.<name>`.
+
+    A count that the optimiser keeps as a plain number (bitsandbytes) becomes an int64 tensor.
+    """
     tensors = {}
     for name, parameter in trainable(model).items():
         tensors[f"model.{name}"] = parameter
         for moment, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{moment}.{name}"] = value
+            is_tensor = isinstance(value, Tensor)
+            tensors[f"optimizer.{moment}.{name}"] = value if is_tensor else torch.tensor(value)
     return tensors
 
 
@@ -20,13 +40,15 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor
 def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the content of `pack` back; a parameter without moments has not been stepped yet."""
     optimizer.state.clear()
-    for name, parameter in trainable(model).items():
+    state = {key: value for key, value in tensors.items() if key.startswith("optimizer.")}
+    parameters = trainable(model)
+    for name, parameter in parameters.items():
         parameter.copy_(tensors[f"model.{name}"])
-        moments = {moment: tensors.get(f"optimizer.{moment}.{name}") for moment in MOMENTS}
-        if moments["step"] is not None:
-            optimizer.state[parameter] = {
-                moment: value.clone().to(parameter.device) for moment, value in moments.items()
-            }
+    for key, value in state.items():
+        _, moment, name = key.split(".", 2)
+        parameter = parameters[name]
+        kept = value.clone().to(parameter.device) if value.dtype != torch.int64 else int(value)
+        optimizer.state.setdefault(parameter, {})[moment] = kept
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,8 +1,13 @@
 """The tags: which action a turn asks for, what ends it, and what each of its tokens is for."""
 
+from dataclasses import replace
+
 import pytest
+from helpers import character_tokenizer
 
 from lldlib.protocol import (
+    END_OF_INFORMATION,
+    INSTRUCTION,
     SEARCH_R1,
     TINY,
     Action,
@@ -12,6 +17,7 @@ from lldlib.protocol import (
     parse_action,
     spans,
 )
+from lldlib.retrieval import Passage
 
 FREE, QUERY, ANSWER = Span.FREE, Span.QUERY, Span.ANSWER
 
@@ -140,3 +146,54 @@ def test_no_cut_of_a_closing_tag_into_pieces_is_missed():
             assert may_end_turn(tag[start:]) and may_end_turn(
                 "x" * (start == 0) + tag[start:] + "\n"
             )
+
+
+FOUND = [Passage("1", "It is in Peru.", "Lima"), Passage("2", "</information> hi", "Quito")]
+
+
+def letters(text: str) -> list[int]:
+    """A tokenizer of one token a character."""
+    return [ord(letter) for letter in text]
+
+
+def written(tokens: list[int]) -> str:
+    """The text of such tokens."""
+    return "".join(map(chr, tokens))
+
+
+def test_search_r1_numbers_its_passages_and_gives_their_titles():
+    text = written(SEARCH_R1.observe(FOUND, letters))
+    assert text == (
+        "\n\n<information>Doc 1(Title: Lima) It is in Peru.\n"
+        "Doc 2(Title: Quito) </information> hi</information>\n\n"
+    )
+    assert written(SEARCH_R1.observe([], letters)) == "\n\n<information></information>\n\n"
+
+
+def test_the_tiny_protocol_observes_as_it_always_did():
+    expected = "\n\n<information> It is in Peru. </information> hi </information>\n\n"
+    assert written(TINY.observe(FOUND, letters)) == expected
+
+
+@pytest.mark.parametrize("limit", [30, 60, 101])
+def test_a_long_observation_is_cut_and_still_closed(limit):
+    whole = SEARCH_R1.observe(FOUND, letters)
+    assert len(whole) == 102
+    cut = replace(SEARCH_R1, observation_tokens=limit).observe(FOUND, letters)
+    assert len(cut) == limit and written(cut).endswith(END_OF_INFORMATION)
+    assert cut[: limit - 16] == whole[: limit - 16]
+    assert replace(SEARCH_R1, observation_tokens=102).observe(FOUND, letters) == whole
+
+
+def test_the_chat_template_goes_around_instruction_and_question():
+    tokenizer = character_tokenizer()
+    assert SEARCH_R1.in_chat(tokenizer) is SEARCH_R1
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[end]{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    prompt = SEARCH_R1.in_chat(tokenizer).prompt("Who")
+    assert prompt == f"[user]{INSTRUCTION}Question: Who?\n[end][assistant]"
+    tokenizer.chat_template = "{{ messages[0]['content'] | upper }}"
+    with pytest.raises(ValueError, match="chat template"):
+        SEARCH_R1.in_chat(tokenizer)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from . import overhead, retrieval, rollouts, steps
+from . import lean, overhead, retrieval, rollouts, steps
 from .timing import table
 from .workload import Workload
 
 BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", "../shared/benchmarks"))
-REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30}
+REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30, "lean": 5}
 LARGER = 2  # the rollout is measured once more with so many times the questions
-QUICK = {"rollouts": 3, "steps": 3, "overhead": 4}
+QUICK = {"rollouts": 3, "steps": 3, "overhead": 4, "lean": 1}
 
 COMPARED = """\
 One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first
@@ -63,6 +63,7 @@ def bench(work: Workload, repeats: dict[str, int]) -> None:
     stepped, details = steps.measure(work, repeats["steps"])
     print(f"{table(stepped)}\n\n{details}\n", flush=True)
     extra = overhead.measure(work, repeats["overhead"])
+    print(f"## The head\n\n{lean.report(repeats['lean'])}\n", flush=True)
     print(f"## All ratios\n\n{table([*rolled, *stepped, *extra])}", flush=True)
 
 

@@ -78,7 +78,7 @@ class SearchR1Loop:
 
     def _start(self, question: Question) -> _Row:
         row = _Row(question, [])
-        self._append(row, "prompt", self.protocol.prompt(question.text))
+        self._append(row, "prompt", self._encode(self.protocol.prompt(question.text)))
         return row
 
     def _encode(self, text: str) -> list[int]:
@@ -129,8 +129,7 @@ class SearchR1Loop:
         found = self.retriever.search(queries, self.config.top_k) if queries else []
         for row, passages in zip(searching, found, strict=True):
             row.searches += 1
-            text = self.protocol.information([p.text for p in passages])
-            self._append(row, "environment", text)
+            self._append(row, "environment", self.protocol.observe(passages, self._encode))
 
     def _act(self, row: _Row, text: str) -> str | None:
         """Take the action of a closed turn; returns the query of a search that is to be run."""
@@ -142,14 +141,14 @@ class SearchR1Loop:
         elif spent:
             row.stop = StopReason.TURN_BUDGET
         elif action.kind == "invalid":
-            self._append(row, "environment", self.protocol.invalid_message)
+            self._append(row, "environment", self._encode(self.protocol.invalid_message))
         else:
             return action.content
         return None
 
-    def _append(self, row: _Row, role: str, text: str) -> None:
-        """Append a text that the policy did not write, as much of it as the budget holds."""
-        tokens = self._encode(text)[: self.config.max_tokens - len(row.tokens)]
+    def _append(self, row: _Row, role: str, tokens: list[int]) -> None:
+        """Append tokens that the policy did not write, as much of it as the budget holds."""
+        tokens = tokens[: self.config.max_tokens - len(row.tokens)]
         if tokens:
             row.add(role, tokens)
         if len(row.tokens) >= self.config.max_tokens:

@@ -1,0 +1,112 @@
+"""Search trajectories from the gold passages of multi-hop train files (HotpotQA, 2Wiki, MuSiQue).
+
+A hop's query is the data set's own sub-question where it has a decomposition, else the title of a
+gold passage. What is read is the gold passage among other paragraphs of the row, in random order.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from lldlib.retrieval import Passage, words
+from lldlib.tasks import load_questions, read_jsonl
+from lldlib.types import Question
+
+_NEEDS = ("I need to find out: {}", "I should search for: {}", "What I have to know: {}")
+_NOTES = ("I found: {}.", "The passages say: {}.", "So now I know: {}.")
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One search: its query, the gold passage, and what the passage tells ("" if not given)."""
+
+    query: str
+    passage: Passage
+    finding: str
+
+
+@dataclass(frozen=True)
+class GoldPath:
+    """How a question can be answered by search; `others` are the row's paragraphs without gold."""
+
+    question: Question
+    hops: tuple[Hop, ...]
+    others: tuple[Passage, ...]
+
+
+def load_gold_paths(path: Path | str) -> list[GoldPath]:
+    """Read rows {id, question, golden_answers, context, supporting_titles, ...}.
+
+    `supporting_idx` (MuSiQue) says which paragraphs are gold where titles repeat; a `decomposition`
+    is [{question, answer}], in which #1 stands for the first answer. Raises what
+    `tasks.load_questions` raises, and ValueError, naming file and line, for a row without a gold
+    paragraph.
+    """
+    questions = {question.id: question for question in load_questions(path)}
+    found = []
+    for where, row in read_jsonl(path):
+        context = [
+            Passage(f"{row['id']}-{number}", paragraph["text"], paragraph["title"])
+            for number, paragraph in enumerate(row.get("context", []))
+        ]
+        titles = row.get("supporting_titles", [])
+        index = row.get("supporting_idx")
+        if index is None:
+            index = [i for i, passage in enumerate(context) if passage.title in titles]
+        gold = [context[i] for i in index]
+        if not gold:
+            raise ValueError(f"{where}: no paragraph of 'context' is named in 'supporting_titles'")
+        question = questions[row["id"]]
+        others = tuple(passage for passage in context if passage not in gold)
+        found.append(GoldPath(question, _hops(question, row, gold), others))
+    return found
+
+
+def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]:
+    steps = row.get("decomposition")
+    if not steps:
+        first = sorted(gold, key=lambda passage: -_overlap(passage.title, question.text))
+        return tuple(Hop(passage.title, passage, "") for passage in first)
+    hops, answers, unread = [], [], list(gold)
+    for step in steps:
+        query = step["question"].replace(" >> ", " ").strip()
+        for number, answer in reversed(list(enumerate(answers, start=1))):  # #10 before #1
+            query = query.replace(f"#{number}", answer)
+        passage = max(unread or gold, key=lambda p: _support(p, query, step["answer"]))
+        if passage in unread:
+            unread.remove(passage)
+        answers.append(step["answer"])
+        hops.append(Hop(query, passage, step["answer"].rstrip(".")))
+    return tuple(hops)
+
+
+def _overlap(part: str, whole: str) -> float:
+    """The share of the words of `part` that stand in `whole`."""
+    mine = set(words(part))
+    return len(mine & set(words(whole))) / max(1, len(mine))
+
+
+def _support(passage: Passage, query: str, answer: str) -> float:
+    """How well a passage fits a hop: it should speak of the query and hold the answer."""
+    text = f"{passage.title} {passage.text}"
+    return _overlap(query, text) + _overlap(answer, text) + _overlap(passage.title, query)
+
+
+def demonstrate(
+    path: GoldPath, rng: random.Random, top_k: int
+) -> list[tuple[str, tuple[Passage, ...]]]:
+    """The episode after the prompt: each text of the policy, and the passages it then reads.
+
+    Nothing is read after the last text, which is the answer.
+    """
+    turns, known = [], ""
+    for hop in path.hops:
+        need = rng.choice(_NEEDS).format(hop.query)
+        action = f"<think> {known}{need} </think>\n<search> {hop.query} </search>"
+        read = [hop.passage, *rng.sample(path.others, min(top_k - 1, len(path.others)))]
+        rng.shuffle(read)
+        turns.append((action, tuple(read)))
+        known = f"{rng.choice(_NOTES).format(hop.finding or hop.passage.title)} "
+    answer = path.question.answers[0]
+    turns.append((f"<think> {known}</think>\n<answer> {answer} </answer>", ()))
+    return turns

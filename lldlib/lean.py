@@ -1,0 +1,189 @@
+"""The language-model head in chunks over tokens, so that (N, V) logits never exist at once.
+
+Only this file and scoring.py see logits. In the backward pass a chunk's logits are computed again
+where the head's weight is trained. Where it is frozen (LoRA, QLoRA) the forward pass keeps, for
+each token, the direction in which the token's score changes with its hidden state: (N, H) numbers,
+after which the backward pass is one product.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lldlib.config import LossConfig
+from lldlib.losses import proxy_log_prob
+
+CHUNK_ELEMENTS = 2**25  # logits held at a time: 128 MiB in float32
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Scores of N tokens in float32 (float64 for float64 states); what was not asked for is None.
+
+    `logp` and `entropy` carry gradient, the others are constants.
+    """
+
+    logp: Float[Tensor, " N"]
+    entropy: Float[Tensor, " N"] | None = None  # nats
+    proxy_logp: Float[Tensor, " N"] | None = None  # losses.proxy_log_prob
+    top1: Float[Tensor, " N"] | None = None  # probability of the most likely token
+
+
+def head_scores(
+    head: nn.Module,
+    hidden: Float[Tensor, "N H"],
+    targets: Int[Tensor, " N"],
+    temperature: float,
+    *,
+    entropy: bool = False,
+    proxy: LossConfig | None = None,
+    top1: bool = False,
+    elements: int = CHUNK_ELEMENTS,
+) -> HeadScores:
+    """Scores of `targets` under softmax(head(hidden) / temperature), in one pass over the head.
+
+    At most `elements` logits are held at a time: what fits in one chunk takes the plain formula. A
+    head with a bias does too. `proxy` holds Lp-Reg's filter settings.
+    """
+    lean = isinstance(head, nn.Linear) and head.bias is None
+    if not lean or len(targets) * head.weight.shape[0] <= elements:
+        return _plain(head, hidden, targets, temperature, entropy, proxy, top1)
+    chunk = max(1, elements // head.weight.shape[0])
+    return HeadScores(
+        *_LeanHead.apply(
+            hidden, head.weight, targets, temperature, chunk, entropy, _filter(proxy), top1
+        )
+    )
+
+
+def _plain(head, hidden, targets, temperature, entropy, proxy, top1) -> HeadScores:
+    logits = head(hidden)
+    logits = logits.to(_working(logits)) / temperature  # (N, V)
+    log_probs = torch.log_softmax(logits, dim=-1)
+    filtering = _filter(proxy)
+    return HeadScores(
+        logp=log_probs.gather(-1, targets[:, None])[:, 0],
+        entropy=-(log_probs.exp() * log_probs).sum(-1) if entropy else None,
+        proxy_logp=_proxy(logits, targets, filtering) if filtering else None,
+        top1=log_probs.detach().amax(-1).exp() if top1 else None,
+    )
+
+
+def _working(values: Tensor) -> torch.dtype:
+    """Softmax is taken in float32, in float64 where the model computes in that."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _filter(proxy: LossConfig | None) -> dict[str, float] | None:
+    if proxy is None:
+        return None
+    return {"kappa" if proxy.lp_reg_filter == "min-p" else "tau": proxy.lp_reg_threshold}
+
+
+def _proxy(logits: Tensor, targets: Tensor, filtering: dict[str, float]) -> Tensor:
+    return proxy_log_prob(logits[None], targets[None], **filtering)[0]
+
+
+def _chunks(tokens: int, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, tokens, chunk)]
+
+
+def _log_probs(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """log softmax(hidden weight^T / temperature) of one chunk, in the buffer of the logits."""
+    logits = hidden @ weight.T
+    logits = logits.to(_working(logits)).div_(temperature)
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
+
+
+def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
+    return -torch.einsum("nv,nv->n", probs, log_probs)  # without the product as a (N, V) tensor
+
+
+def _toward(probs: Tensor, targets: Tensor) -> Tensor:
+    """d logp / d logits = onehot(target) - probs, in the buffer of `probs`."""
+    rows = torch.arange(len(targets), device=targets.device)
+    toward = probs.neg_()
+    toward[rows, targets] += 1.0
+    return toward
+
+
+class _LeanHead(torch.autograd.Function):
+    """(logp, entropy, proxy_logp, top1) of N tokens, `chunk` of them at a time."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, temperature, chunk, entropy, filtering, top1):
+        ctx.set_materialize_grads(False)
+        ctx.settings = (temperature, chunk)
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        # directions d logp / d hidden and d entropy / d hidden
+        keep = need_hidden and not need_weight
+        out = {
+            name: hidden.new_empty(len(targets), dtype=_working(hidden))
+            for name, wanted in zip(
+                ("logp", "entropy", "proxy", "top1"), (True, entropy, filtering, top1), strict=True
+            )
+            if wanted
+        }
+        directions = [torch.empty_like(hidden) for _ in range(1 + bool(entropy))] if keep else []
+        for rows in _chunks(len(targets), chunk):
+            aim = targets[rows]
+            log_probs = _log_probs(hidden[rows], weight, temperature)
+            out["logp"][rows] = log_probs.gather(-1, aim[:, None])[:, 0]
+            if top1:
+                out["top1"][rows] = log_probs.amax(-1).exp()
+            if filtering:
+                out["proxy"][rows] = _proxy(log_probs, aim, filtering)
+            probs = log_probs.exp() if entropy or keep else None
+            if entropy:
+                out["entropy"][rows] = _entropy(probs, log_probs)
+            if entropy and keep:
+                log_probs.add_(out["entropy"][rows, None]).mul_(probs).neg_()  # d entropy / d z
+                directions[1][rows] = log_probs.to(weight.dtype) @ weight
+            if keep:
+                directions[0][rows] = _toward(probs, aim).to(weight.dtype) @ weight
+            del log_probs, probs  # before the next chunk's are made
+        values = tuple(out.get(name) for name in ("logp", "entropy", "proxy", "top1"))
+        ctx.mark_non_differentiable(*(v for v in values[2:] if v is not None))
+        ctx.keep = keep
+        ctx.save_for_backward(*(directions if keep else (hidden, weight, targets)))
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, by_logp, by_entropy, *_):
+        temperature, chunk = ctx.settings
+        grads = (by_logp, by_entropy)
+        if by_logp is None and by_entropy is None:
+            return (None,) * 8
+        if ctx.keep:
+            pairs = zip(ctx.saved_tensors, grads, strict=False)
+            parts = [g[:, None] / temperature * d for d, g in pairs if g is not None]
+            return (sum(parts).to(ctx.saved_tensors[0].dtype), *[None] * 7)
+        hidden, weight, targets = ctx.saved_tensors
+        by_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        by_weight = weight.new_zeros(weight.shape, dtype=_working(weight))
+        for rows in _chunks(len(targets), chunk):
+            slope = _slope(hidden[rows], weight, targets[rows], temperature, grads, rows)
+            if by_hidden is not None:
+                by_hidden[rows] = slope.to(weight.dtype) @ weight
+            by_weight.addmm_(slope.T, hidden[rows].to(slope.dtype))
+            del slope
+        return (by_hidden, by_weight.to(weight.dtype), *[None] * 6)
+
+
+def _slope(hidden, weight, targets, temperature, grads, rows) -> Tensor:
+    """The loss's gradient in the chunk's logits, which are computed again."""
+    by_logp, by_entropy = grads
+    log_probs = _log_probs(hidden, weight, temperature)
+    probs = log_probs.exp()
+    slope = 0.0
+    if by_entropy is not None:
+        weights = by_entropy[rows, None] / temperature
+        entropy = _entropy(probs, log_probs)[:, None]
+        slope = log_probs.add_(entropy).mul_(probs).mul_(-weights)
+    if by_logp is not None:
+        slope = _toward(probs, targets).mul_(by_logp[rows, None] / temperature).add_(slope)
+    return slope

@@ -1,0 +1,200 @@
+"""Warm start of a real model: supervised steps on search trajectories made from gold passages.
+
+A model that never uses the tags earns nothing, and GRPO has nothing to compare. What a step draws
+is a function of (seed, step), so a run resumed from a checkpoint gives the numbers of an unbroken
+one on the CPU.
+"""
+
+import dataclasses
+import json
+import logging
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from lldlib.batching import collate
+from lldlib.goldpaths import GoldPath, demonstrate, load_gold_paths
+from lldlib.policies import LoraSettings, Policy, Precision, load_policy
+from lldlib.rollout import TokenText
+from lldlib.runlog import Run, RunWriter
+from lldlib.scoring import score
+from lldlib.trainstate import make_optimizer, pack, trainable, unpack
+from lldlib.types import Episode, StopReason, Turn
+from lldlib.warmstart import save_policy
+
+DRAWS = 50  # trajectories tried for one that fits in max_tokens
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """One supervised warm start."""
+
+    files: tuple[str, ...]  # train files with gold passages, JSONL
+    policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
+    quantize: Literal["nf4"] | None = None  # 4-bit weights (QLoRA)
+    lora_rank: int = 32  # of the adapters (0 = train all weights)
+    lora_alpha: int = 64  # their output is scaled by alpha / rank
+    dtype: Precision = "float32"  # of the model; adapters are float32
+    device: str = "cpu"
+    gradient_checkpointing: bool = False  # less memory, a third more time
+    seed: int = 0  # of the trajectories
+    steps: int = 300  # optimiser updates
+    batch: int = 8  # trajectories an update
+    rows: int = 4  # trajectories that are scored at a time
+    lr: float = 3e-4  # AdamW after a linear warm-up, then linear decay to 0
+    warmup: int = 20  # updates of the warm-up
+    grad_clip: float = 1.0  # largest gradient norm
+    top_k: int = 3  # passages after a search, one of them gold
+    max_tokens: int = 1024  # a longer trajectory is not used
+    checkpoint_every: int = 50  # updates between checkpoints
+
+
+class SftRun:
+    """A warm start tied to a run folder; the trained policy ends up in its folder `policy`."""
+
+    def __init__(self, config: SftConfig, out: Path, *, resume: bool = False):
+        self.out, self.step_index = Path(out), 0
+        if resume:
+            config = saved_config(Run(out).config)
+        self.config = config
+        self.paths = [path for file in config.files for path in load_gold_paths(file)]
+        self.policy = _load(config, config.quantize)
+        self.text = TokenText(self.policy.tokenizer)
+        self.optimizer = make_optimizer(self.policy.model, config.lr, (0.9, 0.999))
+        if resume:
+            self._resume()
+        else:
+            versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+            described = dataclasses.asdict(config) | {"versions": versions}
+            self.writer = RunWriter.create(self.out, described)
+
+    def _resume(self) -> None:
+        run = Run(self.out)
+        if run.checkpoints:
+            tensors, state = run.load_checkpoint(None)
+            unpack(tensors, self.policy.model, self.optimizer)
+            self.step_index = state["step"]
+        self.writer = RunWriter.resume(self.out, self.step_index)
+
+    def run(self, *, progress: bool = True) -> Policy:
+        """All steps that are left; then the policy is saved, its adapters merged into it."""
+        bar = tqdm(total=self.config.steps, initial=self.step_index, disable=not progress)
+        while self.step_index < self.config.steps:
+            metrics = self.step()
+            bar.set_postfix(loss=f"{metrics['sft/loss']:.3f}")
+            bar.update()
+        self.writer.close()
+        self.policy = self._merged()
+        save_policy(self.policy, self.out / "policy")
+        return self.policy
+
+    def step(self) -> dict[str, float]:
+        """One optimiser update; returns its metrics."""
+        started, config = time.perf_counter(), self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr * self._schedule()
+        loss, tokens = self._backward()
+        parameters = list(trainable(self.policy.model).values())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+        self.optimizer.step()
+        metrics = {
+            "sft/loss": loss,
+            "sft/tokens": tokens,
+            "grad/norm": float(norm),
+            "update/lr": self.optimizer.param_groups[0]["lr"],
+            "time/step": time.perf_counter() - started,
+        }
+        self.writer.metrics(self.step_index, metrics)
+        self.step_index += 1
+        last = self.step_index == config.steps
+        if last or self.step_index % config.checkpoint_every == 0:
+            tensors = pack(self.policy.model, self.optimizer)
+            self.writer.checkpoint(self.step_index, tensors, {"step": self.step_index})
+        return metrics
+
+    def _schedule(self) -> float:
+        done, config = self.step_index, self.config
+        rising = min(1.0, (done + 1) / max(1, config.warmup))
+        return rising * (1 - done / config.steps)
+
+    def _backward(self) -> tuple[float, int]:
+        """Gradient of -mean log pi over the policy's tokens of a batch; the loss, their number."""
+        rng = random.Random(self.config.seed * 1_000_003 + self.step_index)
+        episodes = [self._draw(rng) for _ in range(self.config.batch)]
+        episodes.sort(key=lambda episode: sum(len(turn.tokens) for turn in episode.turns))
+        total = sum(len(t.tokens) for e in episodes for t in e.turns if t.role == "action")
+        model, loss = self.policy.model.train(), 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for start in range(0, len(episodes), self.config.rows):
+            part = episodes[start : start + self.config.rows]
+            batch = collate(part, [0.0] * len(part), list(range(len(part))), self.text)
+            scores = score(model, batch.to(self.config.device), 1.0)
+            term = -scores.logp.sum() / total
+            term.backward()
+            loss += float(term.detach())
+        model.eval()
+        return loss, total
+
+    def _draw(self, rng: random.Random) -> Episode:
+        for _ in range(DRAWS):
+            episode = gold_episode(self.policy, self.text, rng.choice(self.paths), rng, self.config)
+            if sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens:
+                return episode
+        raise ValueError(f"no trajectory fits in {self.config.max_tokens} tokens: raise max_tokens")
+
+    def _merged(self) -> Policy:
+        """The policy without adapters; 4-bit weights are loaded anew in full for it."""
+        policy = self.policy
+        if not self.config.lora_rank:
+            return policy
+        if self.config.quantize:
+            policy, trained = _load(self.config, None), trainable(policy.model)
+            with torch.no_grad():
+                for name, parameter in trainable(policy.model).items():
+                    parameter.copy_(trained[name])
+        return dataclasses.replace(policy, model=policy.model.merge_and_unload())
+
+
+def gold_episode(
+    policy: Policy, text: TokenText, path: GoldPath, rng: random.Random, config: SftConfig
+) -> Episode:
+    """The trajectory of one question, tokenised turn by turn as a rollout does it."""
+    prompt = text.encode(policy.protocol.prompt(path.question.text))
+    turns = [Turn("prompt", prompt, [0.0] * len(prompt))]
+    for action, passages in demonstrate(path, rng, config.top_k):
+        tokens = text.encode(action)
+        turns.append(Turn("action", tokens, [0.0] * len(tokens)))
+        if passages:
+            tokens = policy.protocol.observe(passages, text.encode)
+            turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
+    hops = len(path.hops)
+    return Episode(path.question, turns, StopReason.ANSWER, path.question.answers[0], hops, 0)
+
+
+def _load(config: SftConfig, quantize: Literal["nf4"] | None) -> Policy:
+    rank = config.lora_rank
+    return load_policy(
+        config.policy,
+        quantize=quantize,
+        lora=LoraSettings(rank, config.lora_alpha) if rank else None,
+        dtype=config.dtype,
+        device=config.device,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+def saved_config(raw: dict) -> SftConfig:
+    """The SftConfig of a run folder's config.json; ValueError if it is of another kind."""
+    names = {field.name for field in dataclasses.fields(SftConfig)}
+    kept = {key: value for key, value in raw.items() if key in names}
+    if not names <= kept.keys():
+        raise ValueError(f"this run is no warm start: {json.dumps(sorted(names - kept.keys()))}")
+    return SftConfig(**(kept | {"files": tuple(kept["files"])}))

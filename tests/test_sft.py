@@ -1,0 +1,196 @@
+"""Gold trajectories from made rows, and the supervised warm start on them."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import character_tokenizer
+
+from lldlib.goldpaths import demonstrate, load_gold_paths
+from lldlib.policies import Policy, load_policy, tiny_model
+from lldlib.protocol import SEARCH_R1, parse_action
+from lldlib.rollout import TokenText
+from lldlib.runlog import Run
+from lldlib.sft import SftConfig, SftRun, gold_episode, saved_config
+from lldlib.warmstart import save_policy
+
+BENCHMARKS = Path(
+    os.environ.get(
+        "LLDLIB_BENCHMARKS", Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+    )
+)
+TRAIN = ("2wiki_context_train", "hotpotqa_distractor_train", "musique_context_train")
+
+
+def paragraph(title: str, text: str) -> dict:
+    return {"title": title, "text": text}
+
+
+CONTEXT = [
+    paragraph("Noise", "Nothing of use."),
+    paragraph("Ann Lee", "Ann Lee was born in Lima."),
+    paragraph("Other", "Nothing either."),
+    paragraph("Blue Song", "Blue Song was written by Ann Lee."),
+]
+MUSIQUE = {
+    "id": "m",
+    "question": "Where was the writer of Blue Song born?",
+    "golden_answers": ["Lima", "City of Lima"],
+    "context": CONTEXT,
+    "supporting_titles": ["Ann Lee", "Blue Song"],
+    "supporting_idx": [1, 3],
+    "decomposition": [
+        {"question": "Blue Song >> writer", "answer": "Ann Lee"},
+        {"question": "Where was #1 born?", "answer": "Lima"},
+    ],
+}
+HOTPOT = {key: MUSIQUE[key] for key in ("question", "golden_answers", "context")} | {
+    "id": "h",
+    "supporting_titles": ["Ann Lee", "Blue Song"],
+}
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (MUSIQUE, HOTPOT)))
+    return path
+
+
+def test_hops_follow_the_decomposition_or_else_the_titles(file):
+    decomposed, titled = load_gold_paths(file)
+    assert [(h.query, h.passage.title, h.finding) for h in decomposed.hops] == [
+        ("Blue Song writer", "Blue Song", "Ann Lee"),
+        ("Where was Ann Lee born?", "Ann Lee", "Lima"),
+    ]
+    # the title that the question names comes first
+    assert [h.query for h in titled.hops] == ["Blue Song", "Ann Lee"]
+    for path in (decomposed, titled):
+        assert [p.title for p in path.others] == ["Noise", "Other"]
+
+
+def test_ten_sub_questions_are_told_apart(tmp_path):
+    steps = [{"question": f"step {n}", "answer": f"a{n}"} for n in range(1, 11)]
+    row = MUSIQUE | {"decomposition": [*steps, {"question": "#1 and #10", "answer": "b"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    assert load_gold_paths(tmp_path / "rows.jsonl")[0].hops[-1].query == "a1 and a10"
+
+
+def test_a_row_without_gold_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(HOTPOT) + "\n" + json.dumps(HOTPOT | {"id": "x", "context": []}))
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: no paragraph"):
+        load_gold_paths(path)
+
+
+def test_a_demonstration_asks_reads_and_answers(file):
+    path = load_gold_paths(file)[0]
+    seen = set()
+    for seed in range(20):
+        turns = demonstrate(path, random.Random(seed), top_k=2)
+        actions = [parse_action(text) for text, _ in turns]
+        assert [(a.kind, a.content) for a in actions] == [
+            ("search", "Blue Song writer"),
+            ("search", "Where was Ann Lee born?"),
+            ("answer", "Lima"),
+        ]
+        assert [len(read) for _, read in turns] == [2, 2, 0]
+        for hop, (_, read) in zip(path.hops, turns, strict=False):
+            assert hop.passage in read and len(set(read)) == 2
+            seen.add(read.index(hop.passage))
+        assert "Ann Lee" in turns[1][0].split("</think>")[0]  # what was found is taken up
+    assert seen == {0, 1}
+    again = demonstrate(path, random.Random(0), top_k=2)
+    assert again == demonstrate(path, random.Random(0), top_k=2)
+    assert len(demonstrate(path, random.Random(0), top_k=99)[0][1]) == 3  # all there is
+
+
+@pytest.fixture
+def folder(tmp_path) -> str:
+    """A model over characters that knows no tag."""
+    tokenizer = character_tokenizer()
+    model = tiny_model(len(tokenizer), width=32, layers=1, heads=2, seed=0)
+    model.config.max_position_embeddings = 2048
+    save_policy(Policy(model.eval(), tokenizer, SEARCH_R1), tmp_path / "start")
+    return str(tmp_path / "start")
+
+
+def config(folder: str, file: Path, **changes) -> SftConfig:
+    small = {"steps": 4, "batch": 3, "rows": 2, "warmup": 2, "checkpoint_every": 2, "lr": 1e-2}
+    small |= {"lora_rank": 2, "lora_alpha": 4, "max_tokens": 2000, "top_k": 2}
+    return SftConfig(files=(str(file),), policy=folder, **small | changes)
+
+
+def test_an_episode_is_tokenised_as_a_rollout_does_it(folder, file):
+    policy = load_policy(folder)
+    text, path = TokenText(policy.tokenizer), load_gold_paths(file)[0]
+    episode = gold_episode(policy, text, path, random.Random(0), config(folder, file))
+    roles = [turn.role for turn in episode.turns]
+    assert roles == ["prompt", "action", "environment", "action", "environment", "action"]
+    turns = demonstrate(path, random.Random(0), 2)
+    for turn, (said, _) in zip(episode.turns[1::2], turns, strict=True):
+        assert turn.tokens == text.encode(said)
+    read = policy.protocol.observe(turns[0][1], text.encode)
+    assert episode.turns[2].tokens == read
+    assert episode.turns[0].tokens == text.encode(policy.protocol.prompt(path.question.text))
+
+
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_it_learns_resumes_and_leaves_a_merged_policy(folder, file, tmp_path, quantize):
+    settings = config(folder, file, quantize=quantize)
+    unbroken = SftRun(settings, tmp_path / "a")
+    unbroken.run(progress=False)
+    losses = Run(tmp_path / "a").column("sft/loss")
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    broken = SftRun(settings, tmp_path / "b")
+    for _ in range(3):  # the checkpoint is at 2: the third step is done again
+        broken.step()
+    broken.writer.close()
+    SftRun(settings, tmp_path / "b", resume=True).run(progress=False)
+    assert Run(tmp_path / "b").column("sft/loss") == losses
+    policies = [load_policy(str(tmp_path / name / "policy")).model for name in "ab"]
+    start = dict(load_policy(folder).model.named_parameters())
+    pairs = [dict(model.named_parameters()) for model in policies]
+    assert pairs[0].keys() == pairs[1].keys() == start.keys()
+    assert all(torch.equal(pairs[0][name], pairs[1][name]) for name in start)
+    moved = {name for name in start if not torch.equal(start[name], pairs[0][name])}
+    assert len(moved) == 7 and all("proj" in name for name in moved)
+
+
+def test_only_the_policys_own_tokens_are_learned(folder, file, tmp_path):
+    """Rows of micro-batches are weighted so that their size changes nothing."""
+    losses = [
+        SftRun(config(folder, file, rows=rows), tmp_path / str(rows))._backward()
+        for rows in (1, 2, 3)
+    ]
+    assert losses[0][1] == losses[1][1] == losses[2][1]
+    assert losses[0][0] == pytest.approx(losses[2][0], rel=1e-5)
+    assert losses[1][0] == pytest.approx(losses[2][0], rel=1e-5)
+
+
+def test_settings_come_back_and_what_fits_nowhere_is_said(folder, file, tmp_path):
+    settings = config(folder, file, max_tokens=10)
+    run = SftRun(settings, tmp_path / "run")
+    assert saved_config(Run(tmp_path / "run").config) == settings
+    with pytest.raises(ValueError, match="raise max_tokens"):
+        run.step()
+    with pytest.raises(ValueError, match="no warm start"):
+        saved_config({"seed": 0})
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason=f"no benchmark files in {BENCHMARKS}")
+@pytest.mark.parametrize("name", TRAIN)
+def test_real_rows(name):
+    """Every hop's passage is gold, and most passages hold what the hop finds."""
+    paths = load_gold_paths(BENCHMARKS / f"{name}.jsonl")
+    assert len(paths) >= 100
+    hops = [hop for path in paths for hop in path.hops]
+    assert all(1 <= len(path.hops) <= 6 for path in paths)
+    assert all(hop.passage not in path.others for path in paths for hop in path.hops)
+    if name == "musique_context_train":
+        held = [hop.finding.lower() in hop.passage.text.lower() for hop in hops]
+        assert sum(held) / len(held) > 0.8
+        assert not any("#" in hop.query for hop in hops)
