@@ -33,7 +33,8 @@ class PhaseRule:
 
     window: int = 10  # batches of a trailing mean
     span: int = 20  # batches over which the probe's fall is measured
-    decay_drop: float = 0.1  # nats a token lost over `span`: decay begins over it, ends under half
+    decay_drop: float = 0.1  # nats a token lost over `span`: decay begins over it
+    hold: int = 10  # batches in a row under half of `decay_drop` that end a decay
     fallen: float = 0.7  # the reward has fallen under this share of its best trailing mean
     recovered: float = 0.8  # the reward is back over this share, which ends a collapse
     dead: float = 0.3  # under this share of the best it has collapsed whatever else is seen
@@ -132,7 +133,8 @@ def phase_labels(
     `surge` times its mean, or the entropy is over `entropy_rise` times its minimum), or when it is
     under `dead` of its best; it lasts until the reward is back over `recovered`. Otherwise `decay`
     from where the probe lost more than `decay_drop` nats a token over the last `span` batches to
-    where it lost less than half of that, and `stagnation` where it held or was not measured.
+    where it has lost less than half of that for `hold` batches in a row, and `stagnation` where it
+    held or was not measured.
     Raises ValueError for lengths that differ. Source: the phases are LLDS (arXiv 2512.04220v2)
     Fig. 2, which gives no threshold; the numbers are this project's.
     """
@@ -151,11 +153,12 @@ def phase_labels(
         )
     ]
     labels: list[Phase] = []
-    collapsed, decaying = False, False
+    collapsed, decaying, calm = False, False, 0
     for kept, lost, spins in zip(share, fall, spiral, strict=True):
         begins = kept < rule.dead or (kept < rule.fallen and spins)
         collapsed = begins or (collapsed and not kept > rule.recovered)
-        decaying = lost > rule.decay_drop / (2 if decaying else 1)
+        calm = 0 if lost > rule.decay_drop / 2 else calm + 1  # nan, not measured, is calm
+        decaying = lost > rule.decay_drop or (decaying and calm < rule.hold)
         labels.append("collapse" if collapsed else "decay" if decaying else "stagnation")
     return labels
 

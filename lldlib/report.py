@@ -114,6 +114,20 @@ def paired(rows: Sequence[Row], arm_a: str, arm_b: str, key_a: str, key_b: str) 
     }
 
 
+def share_interval(hits: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, which is sound for a handful of runs.
+
+    (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), p = hits/n, n = total, z = 1.96.
+    Raises ValueError unless 0 <= hits <= total and total > 0.
+    """
+    if not 0 <= hits <= total or total == 0:
+        raise ValueError(f"{hits} of {total} is no share: give 0 <= hits <= total, total over 0")
+    p, z2 = hits / total, 1.96**2
+    half = math.sqrt(z2 * (p * (1 - p) / total + z2 / (4 * total * total)))
+    middle, scale = p + z2 / (2 * total), 1 + z2 / total
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
 def write_report(run_paths: Sequence[Path | str], out: Path | str) -> list[Path]:
     """Write table.md, summary.json and the figures these runs allow to `out`; returns the files.
 

@@ -43,6 +43,7 @@ SYMBOLS: tuple[Symbol, ...] = _symbols(
     # -- trajectories --------------------------------------------------------------------------
     ("x", "x", "-", "the prompt; also an unknown number"),
     ("y", "y_t", "-", "what the policy wrote: a token, an action, a response (y^+ right, y^- not)"),
+    ("E", r"\mathbb E_i", "-", "the mean over responses i"),
     ("Y", "Y_{pre}", "-", "the preserved responses, those with A >= 0 (`preserved_mask`)"),
     ("o", "o_t", "-", "tool feedback after action t; in Lp-Reg's equations a sampled token"),
     ("m", "m", "(B, T)", "`action_mask`: the policy chose the token; also a mean, or a kept mass"),

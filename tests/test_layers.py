@@ -20,6 +20,7 @@ LAYERS = {  # every module, or the package it lies in
         "losses",
         "methods",
         "objective",
+        "onsets",
         "phases",
         "presets",
         "published",
@@ -64,6 +65,7 @@ LAYERS = {  # every module, or the package it lies in
     "views": [
         "checks",
         "figures",
+        "figures_runs",
         "figures_tokens",
         "glossary_page",
         "report",

@@ -16,7 +16,12 @@ MAX_BYTES, MAX_LINES, CELLS = 300_000, 15, range(20, 37)
 # Of processor time, so that a busy machine fails no notebook; a hanging cell ends by the clock.
 CPU_SECONDS, CELL_SECONDS = 90, 600
 GLANCE = ("You will be able to", "Needs", "Run time", "Data")
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "LLDLIB_FAST": "1",  # live training of a few batches
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+}
 COLLAPSED = re.compile(r"<details>(.*?)</details>", re.DOTALL)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ASSIGNMENT = re.compile(r"`(\w+ = [^`]+)`")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -122,12 +123,20 @@ def test_the_three_phases_in_order():
     assert labels == ["stagnation"] * 36 + ["decay"] * 38 + ["collapse"] * 16
 
 
-def test_decay_ends_where_the_probe_levels_off():
+@pytest.mark.parametrize("hold", [1, 10])
+def test_decay_ends_where_the_probe_has_held_for_long_enough(hold):
     # It loses 1/64 in each of the batches 10 to 50 and then holds. Of the 20 batches up to 66, 4
     # fell (4/64 > 0.05), of those up to 67 only 3 (3/64 < 0.05). Before batch 20 no fall is known.
     probe = [-1.0] * 10 + [-1 - (t + 1) / 64 for t in range(41)] + [-1 - 41 / 64] * 40
-    labels = phase_labels(*run([0.5] * len(probe), probe), PHASES)
-    assert labels == ["stagnation"] * 20 + ["decay"] * 47 + ["stagnation"] * 24
+    labels = phase_labels(*run([0.5] * 91, probe), replace(PHASES, hold=hold))
+    assert labels == ["stagnation"] * 20 + ["decay"] * (46 + hold) + ["stagnation"] * (25 - hold)
+
+
+def test_a_short_rest_of_the_probe_does_not_end_a_decay():
+    steps = [0.0] * 5 + [0.2] + [0.0] * 9 + [0.2] + [0.0] * 20
+    probe = [-1 - lost for lost in accumulate(steps)]  # 9 calm batches are a rest, 10 an end
+    labels = phase_labels(*run([0.5] * len(probe), probe), replace(PHASES, span=1))
+    assert labels == ["stagnation"] * 5 + ["decay"] * 20 + ["stagnation"] * 11
 
 
 @pytest.mark.parametrize("sign", ["grad", "entropy", "probe"])

@@ -9,7 +9,14 @@ from matplotlib.figure import Figure
 
 from lldlib import figures
 from lldlib.config import LossConfig, TrainConfig
-from lldlib.report import arm_labels, markdown_table, paired, summarise, write_report
+from lldlib.report import (
+    arm_labels,
+    markdown_table,
+    paired,
+    share_interval,
+    summarise,
+    write_report,
+)
 from lldlib.runlog import Run, RunWriter
 
 
@@ -213,3 +220,14 @@ def test_bad_input_is_one_line(tmp_path):
 def test_a_dead_run_logs_no_not_a_number(tmp_path):
     run = make_run(tmp_path / "a", dies=True)
     assert all(math.isfinite(value) for row in run.metrics for value in row.values())
+
+
+def test_the_interval_of_a_share_by_hand():
+    # 5 of 10: 0.5 -+ 1.96 sqrt(0.025 + 0.0096) / 1.384, about the middle
+    assert share_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert share_interval(9, 10) == pytest.approx((0.5958, 0.9821), abs=1e-4)
+    # nobody of n: z^2 / (n + z^2) at most, and never under 0
+    assert share_interval(0, 5) == pytest.approx((0.0, 3.8416 / 8.8416), abs=1e-12)
+    assert share_interval(5, 5) == pytest.approx((5 / 8.8416, 1.0), abs=1e-12)
+    with pytest.raises(ValueError, match="no share"):
+        share_interval(3, 2)

@@ -1,4 +1,4 @@
-"""Exercises of notebooks 04 to 08, 11 and 12: displacement, collapse, LLDS."""
+"""Exercises of notebooks 06 and 07: displacement, NTHR, the gates of LLDS."""
 
 from lldlib.checks.grading import Case, Function, Verdict, grade
 

@@ -1,0 +1,80 @@
+"""The graders of exercises on whole runs: what they call right, wrong and open, and why."""
+
+import pytest
+
+from lldlib import checks
+from lldlib.report import share_interval
+
+
+def order(onsets):
+    return tuple(sorted((n for n in onsets if onsets[n] is not None), key=onsets.get))
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt", "state", "part"),
+    [
+        ("check_rows_and_lag", lambda p, g, u: (p * g / u, u - 1), "right", "all 3"),
+        ("check_rows_and_lag", lambda p, g, u: (p * g, u), "wrong", "(256, 9) is right"),
+        ("check_sign_test", lambda wins, losses: 0.5 ** (wins + losses), "wrong", "at least"),
+        ("check_sign_test", lambda wins, losses: None, "open", "returned None"),
+        ("check_lost_likelihood", lambda changes, slack: [-c for c in changes], "wrong", "0.375"),
+        ("check_order_of", order, "right", "all 3"),
+        ("check_order_of", lambda onsets: tuple(onsets), "wrong", "Earliest first"),
+        ("check_seeds_needed", lambda limit: 1.96**2 * (1 / limit - 1), "wrong", "round up"),
+        ("check_paired_difference", lambda a, b: 0.5, "wrong", "it raised TypeError"),
+        ("check_paired_difference", lambda a, b: (0.5, 0.25), "wrong", "seed that only one arm"),
+        ("check_probe_loss", lambda probe: probe[0] - probe[-1], "wrong", "it raised TypeError"),
+    ],
+)
+def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
+    verdict = getattr(checks, name)(attempt)
+    assert verdict.state == state and part in repr(verdict)
+
+
+def test_the_chance_of_five_out_of_five_by_hand():
+    table = {(5, 0): 1 / 32, (3, 2): 16 / 32, (9, 1): 11 / 1024, (0, 4): 1.0}
+    assert checks.check_sign_test(lambda w, lost: table[w, lost]).state == "right"
+
+
+def test_the_seeds_needed_are_the_fewest_by_the_interval_itself():
+    def fewest(limit):
+        return next(n for n in range(1, 100) if share_interval(0, n)[1] <= limit)
+
+    assert checks.check_seeds_needed(fewest).state == "right"
+
+
+def test_the_paired_difference_by_hand():
+    answers = iter([(0.5, 0.25), (0.375, 0.125), (0.0, 0.288675)])
+    assert checks.check_paired_difference(lambda a, b: next(answers)).state == "right"
+
+
+PATIENTS = [{"reward/mean": [0.1]}, {"reward/mean": [0.9]}, {"reward/mean": [0.8]}]
+LABELS = ["plain", "protected", "protected"]
+
+
+def by_reward(metrics):
+    return "plain" if metrics["reward/mean"][-1] < 0.5 else "protected"
+
+
+def stub(metrics):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("attempt", "state", "part"),
+    [
+        (by_reward, "right", "1.00 on 3 runs; guessing earns 0.50"),
+        (lambda metrics: "protected", "wrong", "0.50 on 3 runs"),
+        (lambda metrics: "llds", "wrong", "give one of plain, protected"),
+        (lambda metrics: metrics["no/such"], "wrong", "it raised KeyError"),
+        (stub, "open", "Not filled in yet"),
+    ],
+)
+def test_a_diagnosis_is_scored(attempt, state, part):
+    verdict = checks.check_diagnosis(attempt, PATIENTS, LABELS)
+    assert verdict.state == state and part in repr(verdict)
+
+
+def test_balanced_accuracy_by_hand():
+    # of "a" 1 in 3 is right, of "b" 1 in 1
+    assert checks.balanced_accuracy(["a", "b", "b", "b"], ["a", "a", "a", "b"]) == 2 / 3
