@@ -99,24 +99,26 @@ class TrainingRun:
         self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
         self.watched: dict[str, list[float | None]] = {key: [] for key in ALARM_KEYS}
         if resume:
-            self._resume()
+            self._resume(None)
         else:
             self.writer = RunWriter.create(self.out, describe(config))
             self.checkpoint()
 
-    def _resume(self) -> None:
-        """Go on from the last checkpoint, by its settings: knobs may have been turned."""
+    def _resume(self, step: int | None) -> None:
+        """Go on from a checkpoint (None: the last), by its settings: knobs may have been turned."""
         run = Run(self.out)
         if not run.checkpoints and not run.metrics:  # killed before it had done anything
             self.writer = RunWriter.resume(self.out, 0)
             self.checkpoint()
             return
-        tensors, state = run.load_checkpoint(None)
+        tensors, state = run.load_checkpoint(step)
         self.trainer.turn(**vars(saved_config(state["config"])))
         self.trainer.load_state(tensors, state)
-        self.config = self.trainer.config
-        self.writer = RunWriter.resume(self.out, state["step"])
-        self.writer.event(state["step"], "resume")
+        self.config, step = self.trainer.config, state["step"]
+        self.writer = RunWriter.resume(self.out, step)
+        # a knob turned at this very batch is in the checkpoint, and its event was just dropped
+        self._log_knobs(logged_config(run, step))
+        self.writer.event(step, "resume")
         self.watched = {key: Run(self.out).column(key) for key in ALARM_KEYS}
 
     @classmethod
@@ -131,21 +133,53 @@ class TrainingRun:
         if checkpoint is None:
             have = ", ".join(str(number) for number, _ in source.checkpoints)
             raise ValueError(f"no checkpoint at batch {step}: {source.path} has {have or 'none'}")
-        out.mkdir(parents=True)
+        if out.exists():
+            raise FileExistsError(f"{out} exists: branch into a new folder")
+        fresh = out.with_name(
+            f"{out.name}.tmp"
+        )  # a kill leaves no half, and none without its knobs
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(checkpoint, fresh / "checkpoints" / checkpoint.name)
         for file in source.path.glob("*.json*"):
-            shutil.copy(file, out)
-        shutil.copytree(checkpoint, out / "checkpoints" / checkpoint.name)
-        run = cls(saved_config(source.config), out, resume=True)
-        run.turn(**knobs)
+            shutil.copy(file, fresh)
+        run = cls(saved_config(source.config), fresh, resume=True)
+        if knobs:
+            run.turn(**knobs)
+        run.writer.close()
+        fresh.replace(out)
+        run.out, run.writer = out, RunWriter(out)
         return run
 
+    @property
+    def next_batch(self) -> int:
+        """The number of the batch that the next step trains."""
+        return self.trainer.step_index
+
+    def rewind(self, step: int) -> None:
+        """Go back to the checkpoint at batch `step`: what was logged from there on is dropped.
+
+        Raises FileNotFoundError, and changes nothing, if there is no such checkpoint.
+        """
+        Run(self.out).load_checkpoint(step)
+        self.writer.close()
+        self._resume(step)
+
     def turn(self, **knobs) -> None:
-        """Turn knobs between steps; what changed is an event of the batch that follows."""
+        """Turn knobs between steps; what changed is an event of the batch that follows.
+
+        A checkpoint holds the knobs, so that a killed run goes on with them.
+        """
+        before = self.trainer.config
         self.trainer.turn(**knobs)
-        fields = {
-            k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in knobs.items()
-        }
-        self.writer.event(self.trainer.step_index, "knob", **fields)
+        self.config = self.trainer.config
+        self.checkpoint()
+        self._log_knobs(before)
+
+    def _log_knobs(self, before: TrainConfig) -> None:
+        """Log as an event how the settings differ from those of `before`."""
+        old, new = (dataclasses.asdict(config) for config in (before, self.trainer.config))
+        if changed := {name: value for name, value in new.items() if value != old[name]}:
+            self.writer.event(self.trainer.step_index, "knob", **changed)
 
     def checkpoint(self) -> None:
         """Write a checkpoint from which the next batch continues."""
@@ -228,6 +262,15 @@ def describe(config: TrainConfig) -> dict:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "device": f"cpu, {platform.machine()}, {torch.get_num_threads()} threads",
     }
+
+
+def logged_config(run: Run, step: int) -> TrainConfig:
+    """The settings before batch `step` by config.json and the knobs turned before that batch."""
+    raw = run.config
+    for event in run.events:
+        if event["kind"] == "knob" and event["step"] < step:
+            raw |= {name: value for name, value in event.items() if name not in ("step", "kind")}
+    return saved_config(raw)
 
 
 def saved_config(raw: dict) -> TrainConfig:

@@ -67,6 +67,7 @@ SYMBOLS: tuple[Symbol, ...] = _symbols(
     ("e", "e_y", "(V,)", "the unit vector of token y; e^x: the exponential"),
     (r"\alpha", r"\alpha", "scalar", "inner product of two prediction errors e_y - pi"),
     ("H", "H", "(B, T)", "`entropy` of the next-token distribution, nats"),
+    (r"\xi", r"\xi_{s,t,p}", "-", "the random draws of run seed s, batch t, purpose p"),
     ("q", "q", "(V,)", "another distribution, or one probability of it"),
     # -- losses --------------------------------------------------------------------------------
     ("L", "L", "(B, T)", "a loss, to be minimised; as a scalar its `aggregate`"),

@@ -1,7 +1,8 @@
 """A micro training run as a program of its own, so that a test can kill it.
 
-Usage: resume_worker.py POLICY OUT [CHECKPOINT], where CHECKPOINT is the number of the checkpoint in
-the middle of whose writing the process kills itself.
+Usage: resume_worker.py POLICY OUT [CHECKPOINT | turn], where CHECKPOINT is the number of the
+checkpoint in the middle of whose writing the process kills itself; with `turn` it turns knobs after
+three batches, between two checkpoints, and kills itself as soon as that is done.
 """
 
 import os
@@ -23,6 +24,7 @@ PATCHES = [
     (run, "HELDOUT_QUESTIONS", 6),
     (run, "TRAIN_QUESTIONS", 60),
 ]
+KNOBS = {"lr": 5e-3, "loss": METHODS["grpo"]}
 
 
 def config(policy: Path) -> TrainConfig:
@@ -58,7 +60,13 @@ if __name__ == "__main__":
     assert helpers.torch.get_num_threads() == 1
     for owner, name, value in PATCHES:
         setattr(owner, name, value)
-    policy, out, *checkpoint = sys.argv[1:]
-    if checkpoint:
-        die_writing(int(checkpoint[0]))
-    run.TrainingRun(config(Path(policy)), Path(out)).run()
+    policy, out, *how = sys.argv[1:]
+    if how and how != ["turn"]:
+        die_writing(int(how[0]))
+    training = run.TrainingRun(config(Path(policy)), Path(out))
+    if how == ["turn"]:
+        for _ in range(3):
+            training.step()
+        training.turn(**KNOBS)
+        os.kill(os.getpid(), signal.SIGKILL)
+    training.run()

@@ -16,6 +16,7 @@ LAYERS = {  # every module, or the package it lies in
     "L1": [
         "advantages",
         "diagnostics",
+        "explore",
         "glossary",
         "losses",
         "methods",
@@ -52,6 +53,7 @@ LAYERS = {  # every module, or the package it lies in
         "scoring",
     ],
     "L4": [
+        "dissect",
         "evaluate",
         "exam",
         "heldout",
@@ -65,15 +67,18 @@ LAYERS = {  # every module, or the package it lies in
     "views": [
         "checks",
         "figures",
+        "figures_explore",
+        "figures_lab",
         "figures_runs",
         "figures_tokens",
         "glossary_page",
+        "postmortem",
         "report",
         "tables",
         "widgets",
     ],
     "adapters": ["adapters"],
-    "commands": ["__main__", "cli", "demo", "sweep"],
+    "commands": ["__main__", "cli", "demo", "no_return", "sweep"],
 }
 MAY_IMPORT = {
     "L0": {"L0"},

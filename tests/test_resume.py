@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import tiny_policy
-from resume_worker import PATCHES, config
+from resume_worker import KNOBS, PATCHES, config
 
 from lldlib import runlog
 from lldlib.run import TrainingRun
@@ -192,6 +192,70 @@ def test_knobs_turned_before_the_checkpoint_hold_after_it(folder):
     again = resumed(folder, "turned")
     assert_same_run(again, Run(folder / "turned_unbroken"))
     assert Run(folder / "turned").load_checkpoint(4)[1]["config"]["lr"] == 5e-3
+
+
+def knobs(run: Run) -> list[dict]:
+    return [event for event in run.events if event["kind"] == "knob"]
+
+
+@pytest.fixture(scope="module")
+def turned(folder) -> Path:
+    """An unbroken run whose knobs are turned after batch 3."""
+    with pytest.MonkeyPatch.context() as patch:
+        apply(patch)
+        run = TrainingRun(config(folder / "policy"), folder / "knobs")
+        for _ in range(3):
+            run.step()
+        run.turn(**KNOBS)
+        run.run()
+    return folder / "knobs"
+
+
+def test_a_run_killed_right_after_a_knob_keeps_it(folder, turned):
+    """Between two checkpoints: without one of its own the knob would be lost."""
+    process = start(folder / "policy", folder / "knob_killed", "turn")
+    assert process.wait() == -signal.SIGKILL
+    assert len(Run(folder / "knob_killed").metrics) == 3
+    run = resumed(folder, "knob_killed")
+    assert_same_run(run, Run(turned))
+    (event,) = knobs(run)
+    assert event == knobs(Run(turned))[0]
+    assert event["step"] == 3 and event["lr"] == 5e-3 and event["loss"]["llds_coef"] == 0
+    assert "seed" not in event and "rollout" not in event  # only what changed
+
+
+def test_a_branch_shares_the_past_and_keeps_its_knobs(folder, turned):
+    """Branched with the same knobs at the same batch, it is the run that turned them there."""
+    source = folder / "branch_source"
+    run = TrainingRun(replace(config(folder / "policy"), checkpoint_every=3), source)
+    for _ in range(4):
+        run.step()
+    branch = TrainingRun.branch(Run(source), 3, folder / "branch", **KNOBS)
+    assert [number for number, _ in Run(folder / "branch").checkpoints] == [3]
+    branch.writer.close()  # as if killed here
+    assert_same_run(resumed(folder, "branch"), Run(turned))
+    assert knobs(Run(folder / "branch")) == knobs(Run(turned))
+    assert len(Run(source).metrics) == 4
+    with pytest.raises(FileExistsError, match="branch into a new folder"):
+        TrainingRun.branch(Run(source), 3, folder / "branch")
+    with pytest.raises(ValueError, match=r"no checkpoint at batch 2: .* has 0, 3"):
+        TrainingRun.branch(Run(source), 2, folder / "other")
+    assert not (folder / "other").exists()
+
+
+def test_a_rewound_run_goes_the_same_way_again(folder):
+    run = TrainingRun(config(folder / "policy"), folder / "rewound")
+    for _ in range(5):
+        run.step()
+    run.turn(**KNOBS)
+    run.step()
+    with pytest.raises(FileNotFoundError, match="no checkpoint 3, only 0, 2, 4, 5"):
+        run.rewind(3)
+    assert run.trainer.step_index == 6
+    run.rewind(2)
+    assert [number for number, _ in Run(run.out).checkpoints] == [0, 2]
+    assert run.trainer.config.lr == 1e-3 and not knobs(Run(run.out))
+    assert_same_run(run.run(), Run(folder / "unbroken"))
 
 
 def test_a_run_without_checkpoints_is_not_overwritten(folder):

@@ -1,0 +1,123 @@
+"""Figures of the lab and of the explorers: right marks, right colours, room for every text."""
+
+import math
+
+import pytest
+import torch
+from test_explore import case
+from test_figures import assert_readable, make_run, texts
+
+from lldlib.explore import TokenInfo, gate_values, proxy_values
+from lldlib.figures import COLOURS
+from lldlib.figures_explore import (
+    NO,
+    NONE,
+    YES,
+    gate_figure,
+    paint,
+    proxy_figure,
+    token_figure,
+)
+from lldlib.figures_lab import knob_changes, lab_figure, no_return_figure
+from lldlib.presets import collapse_config
+from lldlib.run import describe
+from lldlib.runlog import Run, RunWriter
+
+
+def turned(path, **config) -> Run:
+    writer = RunWriter.create(path, describe(collapse_config("grpo", 0, **config)))
+    loss = describe(collapse_config("llds", 0))["loss"]
+    writer.metrics(0, {"reward/mean": 0.5})
+    writer.event(1, "knob", lr=1e-4, loss=loss | {"llds_gate": "token"})
+    writer.event(2, "knob", loss=loss | {"llds_gate": "token", "kl_coef": 0.0})
+    writer.event(2, "checkpoint")
+    writer.event(3, "knob", method="lp_reg", updates_per_batch=4)
+    writer.close()
+    return Run(path)
+
+
+def test_knobs_are_named_by_what_changed(tmp_path):
+    changes = knob_changes(turned(tmp_path / "run"))
+    assert changes == [
+        (1, "lr 1e-4, λ 1, gate token"),
+        (2, "1 more"),
+        (3, "lp_reg, updates 4"),
+    ]
+
+
+def test_the_lab_shows_runs_side_by_side(tmp_path):
+    runs = {"A": make_run(tmp_path / "A", dies=True), "B": turned(tmp_path / "B")}
+    figure = lab_figure(runs)
+    first, second, *panels = figure.axes
+    assert [first.get_ylabel(), second.get_ylabel()] == ["A", "B"]
+    assert {"stagnation", "collapse", "! alarm"} <= set(texts(first))
+    shown = [text for text in texts(second) if text.startswith("▾")]
+    assert shown == [f"▾ {text}" for _, text in knob_changes(runs["B"])]
+    assert len(panels) == 4 and panels[-1].get_yscale() == "log"
+    low, high = panels[-1].get_ylim()
+    assert math.log10(low) % 1 == math.log10(high) % 1 == 0
+    dashed = [line for line in panels[0].lines if line.get_color() == COLOURS[1]]
+    assert {line.get_xdata()[0] for line in dashed} >= {1, 2, 3}
+    assert_readable(lab_figure({"A": runs["A"]}))
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    writer = RunWriter.create(tmp_path / "new", describe(collapse_config("grpo", 0)))
+    writer.close()
+    assert lab_figure({"A": Run(tmp_path / "new")}).axes[-1].get_xlim() == (0, 10)
+
+
+def test_no_return():
+    common = {"collapsed_at_alone": 60, "alarm_at_alone": None}
+    rows = [
+        common | {"seed": 0, "branched_at": 20, "lived": True},
+        common | {"seed": 0, "branched_at": 40, "lived": False},
+        common | {"seed": 2, "branched_at": 40, "lived": True, "alarm_at_alone": 33},
+    ]
+    ax = no_return_figure(rows).axes[0]
+    drawn = [(line.get_marker(), line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines]
+    assert sorted(m for m in drawn if m[0] != "|") == [("X", 40, 0), ("o", 20, 0), ("o", 40, 1)]
+    assert sorted(m[1:] for m in drawn if m[0] == "|") == [(33, 1), (60, 0), (60, 1)]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["seed 0", "seed 2"]
+    assert_readable(ax.figure)
+
+
+def test_paint():
+    token = TokenInfo("a", "action", logp=-9.0, change=0.0, gate_open=True)
+    assert paint(token, "logp") == ("#00224e", "#FFFFFF")  # clipped to the dark end of cividis
+    assert paint(token, "gate")[0] == YES
+    assert paint(TokenInfo("a", "action", gate_open=False), "gate")[0] == NO
+    assert paint(token, "protection")[0] == NONE
+    falls, rises = (paint(TokenInfo("a", "action", change=c), "change")[0] for c in (-9.0, 9.0))
+    assert falls != rises and paint(token, "change")[1] == "#000000"
+
+
+def test_tokens_wrap():
+    row = [TokenInfo("word", "action", logp=-1.0)] * 60 + [TokenInfo("said", "environment")]
+    ax = token_figure([row, row], "logp").axes[0]
+    places = [text.get_position() for text in ax.texts]
+    assert len(set(places)) == len(places) == 122
+    assert max(x + 4 for x, _ in places) <= 110
+    assert places[61][0] == 0 and places[61][1] > places[60][1]  # a row begins on its own line
+
+
+def test_gates_are_shaded():
+    small = case([-0.3, 0.4, 0.0, -0.2])
+    figure = gate_figure(small, gate_values(small, gate="action", answer_weight=1, coef=0.5))
+    change, penalty, gradient = figure.axes[:3]
+    heights = [[p.get_height() for p in ax.containers[0]] for ax in (change, penalty, gradient)]
+    assert heights[0] == pytest.approx([-0.3, 0.4, 0, -0.2], abs=1e-6)
+    assert heights[1] == pytest.approx([0, 0, 0, 0.2], abs=1e-6)
+    assert heights[2] == pytest.approx([0, 0, 0, -1 / 6], abs=1e-6)
+    assert len(change.patches) == 5 and len(figure.axes[3].patches) == 4  # bars, and one shade
+
+
+def test_the_proxy_figure_hatches_what_is_dropped():
+    probs = torch.tensor([0.6, 0.3, 0.09, 0.01])
+    values = proxy_values(probs.log(), filtering="min-p", threshold=0.1)
+    ax = proxy_figure(["a", "b", "c", "d"], values).axes[0]
+    policy, proxy = ax.containers
+    assert [bool(bar.get_hatch()) for bar in policy][:4] == [False, False, False, True]
+    assert [bar.get_width() for bar in proxy][:4] == pytest.approx(
+        [0.606, 0.303, 0.0909, 0], abs=1e-3
+    )

@@ -1,0 +1,135 @@
+"""Token view and explorers: what they show follows the controls; no kernel is needed here."""
+
+import re
+
+import pytest
+import torch
+from test_explore import case
+from test_figures import make_run
+
+from lldlib.explore import TokenInfo
+from lldlib.presets import collapse_config
+from lldlib.run import describe
+from lldlib.runlog import Run, RunWriter
+from lldlib.widgets import (
+    GateExplorer,
+    PhaseDiagram,
+    PostMortemView,
+    ProxyExplorer,
+    TokenView,
+)
+
+PNG = b"\x89PNG"
+TOKENS = [
+    TokenInfo("<think>", "action", logp=-0.5, change=0.1, gate_open=True),
+    TokenInfo("is", "environment"),
+    TokenInfo("Rome", "action", logp=-2.0, change=-0.25, protected=False),
+]
+
+
+def test_tokens_carry_their_numbers_and_colours():
+    page = TokenView([("A = +1: <b>", TOKENS)], 300).value
+    assert "&lt;think&gt;" in page and "A = +1: &lt;b&gt;" in page and "<b>" not in page
+    mine = re.findall(r'<span class="t" tabindex="0" style="(.*?)">', page)
+    assert len(mine) == 2 and page.count('class="e"') == 1
+    assert "log-prob -0.500 nats\nchange +0.100 nats\nLLDS gate open" in page
+    assert "log-prob -2.000 nats\nchange -0.250 nats\nLp-Reg: not protected" in page
+    assert "--gate-bg:#56B4E9" in mine[0] and "--gate-bg:#FFFFFF" in mine[1]
+    assert page.count('type="radio"') == 4 and page.count(" checked>") == 1
+    assert "height: 300px" in page and "<script" not in page
+
+
+def test_colours_of_which_nothing_is_known_are_left_out():
+    page = TokenView([("", [TokenInfo("a", "action", logp=-1.0)])], 100).value
+    assert page.count('type="radio"') == 1 and "Lp-Reg" not in page
+    with pytest.raises(ValueError, match="no token has a value"):
+        TokenView([("", [TokenInfo("a", "prompt")])], 100)
+
+
+def test_two_views_do_not_share_their_buttons():
+    pages = [TokenView([("", TOKENS)], 100).value for _ in range(2)]
+    names = [set(re.findall(r'name="(\w+)"', page)) for page in pages]
+    assert all(len(found) == 1 for found in names) and names[0] != names[1]
+
+
+def test_gates_follow_the_sliders():
+    explorer = GateExplorer(case([-0.3, 0.4, 0.0, -0.2]))
+    assert explorer.values.gate_open[0].tolist() == [False, False, False, True]
+    first, shown = explorer.values.loss, bytes(explorer.picture.value)
+    assert list(explorer.changes) == [0, 1, 3]  # the environment's token has no slider
+    explorer.changes[1].value = 0.1  # now action 1 falls by 0.2
+    assert explorer.values.gate_open[0].tolist() == [True, True, False, True]
+    assert explorer.values.loss > first and bytes(explorer.picture.value) != shown
+    explorer.gate.value = "token"
+    assert explorer.values.gate_open[0].tolist() == [True, False, False, True]
+    explorer.coef.value = 0.0
+    assert explorer.values.loss == 0
+
+
+def test_the_proxy_follows_the_threshold():
+    logits = {"sharp": torch.tensor([0.9, 0.09, 0.01]).log(), "flat": torch.zeros(3)}
+    explorer = ProxyExplorer(["a", "b", "c"], logits)
+    assert explorer.values.kept.tolist() == [True, True, False]  # 0.02 of 0.9
+    explorer.threshold.value = 0.2
+    assert explorer.values.kept.tolist() == [True, False, False]
+    explorer.filtering.value = "fixed"
+    assert explorer.values.kept.tolist() == [True, False, False]
+    explorer.case.value = "flat"
+    assert explorer.values.kept.all() and explorer.values.kl == pytest.approx(0, abs=1e-6)
+    assert bytes(explorer.picture.value).startswith(PNG)
+
+
+def swept(path, method, lr, updates, seed, reward) -> Run:
+    config = collapse_config(method, seed, lr=lr, updates_per_batch=updates)
+    writer = RunWriter.create(path / f"{method}{lr}{updates}{seed}", describe(config))
+    for step in range(12):
+        writer.metrics(step, {"reward/mean": reward})
+    writer.close()
+    return Run(writer.path)
+
+
+def test_the_phase_diagram_shows_the_runs_of_a_cell(tmp_path):
+    runs = [
+        swept(tmp_path, *cell)
+        for cell in (
+            ("grpo", 1e-4, 4, 0, 0.2),
+            ("grpo", 1e-4, 4, 1, 0.4),
+            ("grpo", 4e-4, 16, 0, 0.6),
+            ("llds", 2e-4, 8, 0, 0.8),
+        )
+    ]
+    diagram = PhaseDiagram(runs)
+    assert diagram.method.options == ("grpo", "llds")
+    assert [v for _, v in diagram.lr.options] == [1e-4, 4e-4]
+    seen = [bytes(diagram.curves.value)]
+    diagram.lr.value = 4e-4  # no run with 4 updates there
+    seen.append(bytes(diagram.curves.value))
+    diagram.updates.value = 16
+    seen.append(bytes(diagram.curves.value))
+    before = bytes(diagram.map.value)
+    diagram.shown.value = "collapsed"
+    assert bytes(diagram.map.value) != before
+    diagram.method.value = "llds"
+    seen.append(bytes(diagram.curves.value))
+    assert [v for _, v in diagram.updates.options] == [8]
+    assert len(set(seen)) == 4 and all(picture.startswith(PNG) for picture in seen)
+    with pytest.raises(ValueError, match="no runs to map"):
+        PhaseDiagram([])
+
+
+def test_the_post_mortem_of_two_runs(tmp_path):
+    writer = RunWriter(make_run(tmp_path / "dead", dies=True).path)
+    turn = {"role": "action", "text": "so it", "logp": [-1.0, -3.0]}
+    wrong = {"question": "q", "answers": ["y"], "answer": "<z>", "reward": 0.0, "turns": [turn]}
+    writer.rollout(41, wrong)
+    writer.close()
+    runs = {"dead": Run(tmp_path / "dead"), "alive": make_run(tmp_path / "alive", dies=False)}
+    view = PostMortemView(runs)
+    assert f"collapse at batch {view.found.begins['collapse']}" in view.story.value
+    (page,) = view.tokens.children
+    assert "wanted y, answered &lt;z&gt;" in page.value and "log-prob -3.000" in page.value
+    view.run.value = "alive"
+    assert view.found.collapse is None and "never" in view.story.value
+    assert "No wrong trajectory" in view.tokens.children[0].value
+    with pytest.raises(ValueError, match="no runs to examine"):
+        PostMortemView({})

@@ -1,0 +1,282 @@
+"""The live lab on a run without a model: what the buttons do, and that the kernel stays free."""
+
+import asyncio
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from lldlib.presets import collapse_config
+from lldlib.run import TrainingRun, describe
+from lldlib.runlog import Run, RunWriter
+from lldlib.widgets import LiveLab
+
+WAIT = 600  # seconds after which a test that hangs gives up
+
+
+class FakeRun:
+    """A run whose batches cost nothing; `gate`, if set, holds each batch until it is released."""
+
+    gate: threading.Semaphore | None = None
+
+    def __init__(self, out, config, writer, next_batch=0):
+        self.out, self.config, self.writer, self.next_batch = out, config, writer, next_batch
+        self.threads = set()
+
+    @classmethod
+    def new(cls, out, **config) -> "FakeRun":
+        config = collapse_config("grpo", 0, **config)
+        run = cls(out, config, RunWriter.create(out, describe(config)))
+        run.checkpoint()
+        return run
+
+    def step(self):
+        self.threads.add(threading.current_thread())
+        if self.gate is not None:
+            assert self.gate.acquire(timeout=WAIT)
+        row = {"reward/mean": 0.5 if self.config.loss.llds_coef else 0.4}
+        self.writer.metrics(self.next_batch, row)
+        self.next_batch += 1
+        return row
+
+    def turn(self, **knobs):
+        if knobs.get("lr") == 0:
+            raise ValueError("lr is <0>")
+        self.config = replace(self.config, **knobs)
+        fields = {k: v for k, v in describe(self.config).items() if k in knobs}
+        self.writer.event(self.next_batch, "knob", **fields)
+
+    def checkpoint(self):
+        self.writer.checkpoint(self.next_batch, {}, {"step": self.next_batch})
+
+    def rewind(self, step):
+        self.writer.close()
+        self.writer, self.next_batch = RunWriter.resume(self.out, step), step
+
+    @classmethod
+    def branch(cls, source, step, out):
+        config = collapse_config("grpo", 0)
+        writer = RunWriter.create(out, describe(config))
+        for row in source.metrics[:step]:
+            writer.metrics(row["step"], {"reward/mean": row["reward/mean"]})
+        return cls(out, config, writer, step)
+
+
+def sketch(runs) -> Figure:
+    """In place of the curves, which take longer than all the rest."""
+    figure = Figure(figsize=(2, 1))
+    figure.text(0, 0.5, " ".join(f"{name} {len(run.metrics)}" for name, run in runs.items()))
+    return figure
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> LiveLab:
+    monkeypatch.setattr("lldlib.widgets.lab.lab_figure", sketch)
+    return LiveLab(FakeRun.new(tmp_path / "run", steps=6))
+
+
+def batches(lab) -> dict[str, int]:
+    return {name: len(Run(run.out).metrics) for name, run in lab.runs.items()}
+
+
+async def until(condition) -> None:
+    async def wait():
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), WAIT)
+
+
+def test_cells_can_do_what_the_buttons_do(lab):
+    first = bytes(lab.curves.value)
+    lab.step(2)
+    assert batches(lab) == {"A": 2} and bytes(lab.curves.value) != first
+    lab.branch()
+    assert lab.chosen.value == "B" and lab.runs["B"].out.name == "run-branch1"
+    assert Run(lab.runs["A"].out).checkpoints[-1][0] == 2
+    lab.turn(loss=collapse_config("llds", 0).loss)
+    assert lab.knobs.parts["llds_coef"].value == 0.5
+    lab.step()
+    assert batches(lab) == {"A": 3, "B": 3}
+    assert Run(lab.runs["B"].out).column("reward/mean") == [0.4, 0.4, 0.5]
+    lab.chosen.value = "A"
+    assert lab.knobs.parts["llds_coef"].value == 0.0
+    lab.rewind(0)
+    lab.step()
+    assert batches(lab) == {"A": 1, "B": 3}  # who is behind goes first
+    lab.branch(0)
+    assert lab.runs["B"].out.name == "run-branch2"
+    assert "A: 1 of 6 batches, reward 0.40 | B: 0 of" in lab.status.value
+
+
+def test_a_run_that_is_done_stays_done(lab):
+    lab.step(9)
+    assert batches(lab) == {"A": 6}
+
+
+def test_play_leaves_the_kernel_free_and_pause_stops_it(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    async def scene():
+        lab.play_button.click()
+        assert lab.playing and lab.play_button.description == "Play"
+        await until(lambda: lab.runs["A"].threads)  # a batch is going, and this still runs
+        assert lab.play_button.description == "Pause" and "playing" in lab.status.value
+        FakeRun.gate.release()
+        await until(lambda: "1 of 6" in lab.status.value)
+        lab.play_button.click()
+        FakeRun.gate.release()
+        await until(lambda: "paused" in lab.status.value)
+        await lab._task
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": 2} and lab.play_button.description == "Play"
+    assert lab.runs["A"].threads.isdisjoint({threading.main_thread()})
+
+
+def test_a_knob_acts_between_two_batches(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    async def scene():
+        lab.play()
+        await until(lambda: lab.runs["A"].threads)
+        lab.knobs.parts["method"].value = "llds"  # while batch 0 is going
+        FakeRun.gate.release(2)
+        await until(lambda: lab.runs["A"].config.method == "llds")
+        lab.pause()
+        FakeRun.gate.release(9)
+        await lab._task
+
+    asyncio.run(scene())
+    run = Run(lab.runs["A"].out)
+    (event,) = [e for e in run.events if e["kind"] == "knob"]
+    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == 0.5
+    rewards = run.column("reward/mean")
+    assert rewards[: event["step"]] == [0.4] * event["step"]
+    assert set(rewards[event["step"] :]) <= {0.5}
+
+
+def test_it_plays_to_the_end(lab):
+    async def scene():
+        lab.play()
+        await asyncio.wait_for(lab._task, WAIT)
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": 6} and not lab.playing and "paused" in lab.status.value
+
+
+def test_buttons_branch_and_rewind(lab):
+    async def scene():
+        lab.step_button.click()
+        await until(lambda: "1 of 6" in lab.status.value)
+        lab.branch_button.click()  # from "now"
+        await until(lambda: lab.chosen.value == "B")
+        lab.chosen.value = "A"
+        lab.checkpoints.value = 0
+        lab.rewind_button.click()
+        await until(lambda: "A: 0 of 6" in lab.status.value)
+        lab.checkpoints.value = "now"
+        lab.rewind_button.click()
+        assert "Choose an earlier checkpoint" in lab.status.value
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": 0, "B": 1}
+
+
+def test_what_cannot_be_done_is_said(lab):
+    async def scene():
+        lab.knobs.parts["lr"].value = 0.0
+        await until(lambda: "lr is &lt;0&gt;" in lab.status.value)
+
+    asyncio.run(scene())
+    assert lab.knobs.parts["lr"].value == lab.runs["A"].config.lr == 4e-4
+
+
+def test_a_step_that_fails_stops_the_play_and_is_said(lab, monkeypatch):
+    def fail(self):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(FakeRun, "step", fail)
+
+    async def scene():
+        lab.play()
+        await asyncio.wait_for(lab._task, WAIT)
+
+    asyncio.run(scene())
+    assert not lab.playing and "Stopped: RuntimeError: out of memory" in lab.status.value
+
+
+def test_interrupt_pauses_an_idle_kernel(lab, monkeypatch):
+    """As in a kernel, which ignores the signal while no cell runs."""
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+    before = signal.getsignal(signal.SIGINT)
+
+    async def scene():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        lab.play()
+        await until(lambda: lab.runs["A"].threads)
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(lambda: not lab.playing)
+        FakeRun.gate.release()
+        await asyncio.wait_for(lab._task, WAIT)
+
+    try:
+        asyncio.run(scene())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert batches(lab) == {"A": 1}  # the batch that was going is whole
+
+
+def test_interrupt_ends_a_step_in_a_cell_but_not_its_batch(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    def interrupt():
+        asyncio.run(until(lambda: lab.runs["A"].threads))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as while a cell runs
+    try:
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            lab.step(3)
+    finally:
+        other.join()
+        signal.signal(signal.SIGINT, before)
+    FakeRun.gate.release()
+    lab.turn(lr=1e-4)  # waits for the worker
+    assert batches(lab) == {"A": 1}
+
+
+def test_a_preset_sets_the_other_knobs(lab):
+    asked = []
+    knobs = lab.knobs
+    knobs._turned = asked.append
+    knobs.parts["method"].value = "lp_reg"
+    (turned,) = asked
+    assert turned["method"] == "lp_reg" and turned["loss"].lp_reg_coef == 1.0
+    assert turned["loss"].ratio_cap == 10.0 and turned["loss"].llds_coef == 0.0
+    assert knobs.parts["lp_reg_coef"].value == 1.0
+    knobs.parts["llds_coef"].value = 0.7
+    assert asked[-1]["loss"] == replace(turned["loss"], llds_coef=0.7)
+    assert len(asked) == 2
+
+
+def test_it_steers_a_training_run(tmp_path, micro):
+    run = TrainingRun(collapse_config("grpo", 0, **micro | {"steps": 3}), tmp_path / "run")
+    lab = LiveLab(run)
+    lab.step(2)
+    lab.branch(0)
+    lab.turn(method="llds", loss=collapse_config("llds", 0).loss)
+    lab.step(2)
+    assert batches(lab) == {"A": 2, "B": 2}
+    one, other = (Run(lab.runs[name].out) for name in "AB")
+    assert one.metrics[0]["reward/mean"] == other.metrics[0]["reward/mean"]
+    assert "llds/value" in other.metrics[0] and "llds/value" not in one.metrics[0]
+    assert [(e["step"], e["method"]) for e in other.events if e["kind"] == "knob"] == [(0, "llds")]
+    lab.rewind(0)
+    assert batches(lab) == {"A": 2, "B": 0}
+    assert lab.runs["B"].config.method == "llds"  # the knob is in the checkpoint
