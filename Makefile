@@ -1,6 +1,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-.PHONY: setup demo test test-adapters lab bench lint clean
+.PHONY: setup demo test test-adapters test-browser lab bench lint clean
 
 setup: $(VENV)/stamp  # the environment, made again where its two files have changed
 
@@ -14,6 +14,9 @@ demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 
 test: setup
 	$(VENV)/bin/python -m pytest
+
+test-browser: setup  # the widgets in JupyterLab and Voila, in a real browser
+	LLDLIB_BROWSER=1 $(VENV)/bin/python -m pytest tests/browser
 
 test-adapters: build/trl/stamp build/verl/stamp  # each engine in an environment of its own
 	build/trl/bin/python -m pytest tests/adapters

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from lldlib.presets import collapse_config
+from lldlib.presets import WEIGHTS, collapse_config
 from lldlib.run import TrainingRun, describe
 from lldlib.runlog import Run, RunWriter
 from lldlib.widgets import LiveLab
@@ -98,7 +98,7 @@ def test_cells_can_do_what_the_buttons_do(lab):
     assert lab.chosen.value == "B" and lab.runs["B"].out.name == "run-branch1"
     assert Run(lab.runs["A"].out).checkpoints[-1][0] == 2
     lab.turn(loss=collapse_config("llds", 0).loss)
-    assert lab.knobs.parts["llds_coef"].value == 0.5
+    assert lab.knobs.parts["llds_coef"].value == WEIGHTS["llds_coef"]
     lab.step()
     assert batches(lab) == {"A": 3, "B": 3}
     assert Run(lab.runs["B"].out).column("reward/mean") == [0.4, 0.4, 0.5]
@@ -153,7 +153,7 @@ def test_a_knob_acts_between_two_batches(lab, monkeypatch):
     asyncio.run(scene())
     run = Run(lab.runs["A"].out)
     (event,) = [e for e in run.events if e["kind"] == "knob"]
-    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == 0.5
+    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == WEIGHTS["llds_coef"]
     rewards = run.column("reward/mean")
     assert rewards[: event["step"]] == [0.4] * event["step"]
     assert set(rewards[event["step"] :]) <= {0.5}

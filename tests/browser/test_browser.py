@@ -3,6 +3,7 @@
 Screenshots lie in pytest's temporary folder (`--basetemp` says where).
 """
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from servers import ROOT, WAIT, jupyterlab, voila
 from lldlib.runlog import Run
 
 CHROMIUM = shutil.which("chromium")
-SKIP = "no Chromium here: apt-get install chromium, then run the tests again"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=SKIP)
+SKIP = "needs Chromium (apt-get install chromium), and minutes: make test-browser"
+pytestmark = pytest.mark.skipif(CHROMIUM is None or "LLDLIB_BROWSER" not in os.environ, reason=SKIP)
 
 (NOTEBOOK,) = (ROOT / "notebooks").glob("08_*.ipynb")
 VOILA_TAGS = {"setup", "widget", "dissect"}  # enough of 08 for its widgets
