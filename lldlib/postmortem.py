@@ -24,7 +24,7 @@ from lldlib.figures import (
 from lldlib.phases import Phase, collapse_batch, trailing_mean
 from lldlib.runlog import Run
 
-DROP = 0.1  # nats a token under its best: a part of the probe has fallen
+DROP = 0.1  # nats a token: a part of the probe, or a word, that lost more has fallen
 WINDOW = 20  # batches at the start, and before the end of the story, that are compared
 SEEN = 5  # times a word must have been logged in both windows
 SUSPECTS, WORDS = 5, 12  # trajectories and words that are named
@@ -67,8 +67,8 @@ def post_mortem(run: Run) -> PostMortem:
     A part of the probe has fallen at the first batch where the trailing mean over 5 batches is 0.1
     nats a token under its best so far. `end` is the batch at which the run entered the collapse
     phase in which it fell under the collapse line; without one, its first collapse phase, else the
-    alarm, else the last batch. Words that fell are those of the 20 batches up to `end` against the
-    first 20 (fewer in a story of under 40). Suspects are the logged wrong trajectories of those
+    alarm, else the last batch. Words that fell lost 0.1 nats from the first 20 batches to the 20
+    up to `end` (fewer in a story of under 40). Suspects are the logged wrong trajectories of those
     last batches with the lowest mean log-prob: an unlikely wrong token has the longest gradient
     (LLDS, arXiv 2512.04220v2 Theorem 4.2). Only logged trajectories can be named, and being named
     proves no guilt.
@@ -152,7 +152,7 @@ def _words(early: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]]
     first, last = _by_word(early), _by_word(late)
     shared = [w for w in last if min(len(first.get(w, ())), len(last[w])) >= SEEN]
     means = [WordFall(w, fmean(first[w]), fmean(last[w]), len(last[w])) for w in shared]
-    fell = [word for word in means if word.after < word.before]
+    fell = [word for word in means if word.before - word.after > DROP]
     return sorted(fell, key=lambda word: word.after - word.before)[:WORDS]
 
 

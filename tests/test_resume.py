@@ -227,9 +227,11 @@ def test_a_run_killed_right_after_a_knob_keeps_it(folder, turned):
 def test_a_branch_shares_the_past_and_keeps_its_knobs(folder, turned):
     """Branched with the same knobs at the same batch, it is the run that turned them there."""
     source = folder / "branch_source"
-    run = TrainingRun(replace(config(folder / "policy"), checkpoint_every=3), source)
-    for _ in range(4):
+    run = TrainingRun(config(folder / "policy"), source)
+    for _ in range(3):
         run.step()
+    run.checkpoint()
+    run.step()
     branch = TrainingRun.branch(Run(source), 3, folder / "branch", **KNOBS)
     assert [number for number, _ in Run(folder / "branch").checkpoints] == [3]
     branch.writer.close()  # as if killed here
@@ -238,8 +240,8 @@ def test_a_branch_shares_the_past_and_keeps_its_knobs(folder, turned):
     assert len(Run(source).metrics) == 4
     with pytest.raises(FileExistsError, match="branch into a new folder"):
         TrainingRun.branch(Run(source), 3, folder / "branch")
-    with pytest.raises(ValueError, match=r"no checkpoint at batch 2: .* has 0, 3"):
-        TrainingRun.branch(Run(source), 2, folder / "other")
+    with pytest.raises(ValueError, match=r"no checkpoint at batch 1: .* has 0, 2, 3, 4"):
+        TrainingRun.branch(Run(source), 1, folder / "other")
     assert not (folder / "other").exists()
 
 

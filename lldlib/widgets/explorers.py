@@ -205,7 +205,7 @@ class PostMortemView(ipywidgets.VBox):
         self.runs = dict(runs)
         self.run = control(ipywidgets.Dropdown, "run", "", 320, options=list(runs))
         self.suspect = control(
-            ipywidgets.Dropdown, "trajectory", "logged wrong ones, the least likely first", 460
+            ipywidgets.Dropdown, "trajectory", "logged wrong ones, the least likely first", 640
         )
         self.picture = picture(450)
         layout = ipywidgets.Layout(height="130px", overflow="auto")

@@ -224,7 +224,7 @@ def test_the_explorers_in_jupyterlab(page, tmp_path, shots):
             part.scroll_into_view_if_needed()
             part.screenshot(path=shots / f"{name}.png")
         assert outputs.count() >= 4
-        handle = page.locator(".noUi-handle").first
+        handle = page.locator(".noUi-handle").nth(1)  # λ, which the loss follows
         before = curve(page)
         handle.focus()
         page.keyboard.press("ArrowLeft")
