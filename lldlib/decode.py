@@ -125,6 +125,7 @@ class _Long:
 
     @classmethod
     def make(cls, counts: list[int], sees: Callable[[Tensor], Tensor], device) -> "_Long | None":
+        """None where no row is fed more than one token."""
         rows = [row for row, count in enumerate(counts) if count > 1]
         if not rows:
             return None
@@ -157,6 +158,7 @@ class _Step:
     def make(
         cls, tokens: Sequence[Sequence[int]], lengths: list[int], device: torch.device
     ) -> "_Step":
+        """Lay the rows' tokens one behind the other, each row going on at its length so far."""
         counts = [len(row) for row in tokens]
         flat = [
             (token, row, lengths[row] + offset)

@@ -13,6 +13,7 @@ CONTROL_SEED = 1  # of the permuted facts
 
 
 def demo_command(command: Demo) -> int:
+    """Train both arms, print the table and where the figure lies; 1 if a run failed."""
     from lldlib.demo import demo, table
 
     overrides = {"steps": command.steps, "policy": command.policy}
@@ -24,6 +25,7 @@ def demo_command(command: Demo) -> int:
 
 
 def train_command(command: Train) -> int:
+    """Train or resume one run with a progress line."""
     from tqdm import tqdm
 
     from lldlib.demo import status
@@ -48,6 +50,7 @@ def train_command(command: Train) -> int:
 
 
 def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
+    """Print held-out exact match, sampled and greedy, and the permuted-facts control."""
     from lldlib.heldout import heldout_em, permuted_control
     from lldlib.run import HELDOUT_QUESTIONS, fixed_questions
     from lldlib.world import World
@@ -80,6 +83,7 @@ def sweep_command(command: Sweep) -> int:
 
 
 def warmstart_command(command: Warmstart) -> int:
+    """Train the tiny searcher from nothing and save it."""
     from lldlib.warmstart import save_policy, warm_start
     from lldlib.world import World
 
