@@ -115,6 +115,7 @@ class _LeanHead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, chunk, entropy, filtering, top1):
+        """Scores chunk by chunk; keeps directions where only `hidden` wants a gradient."""
         ctx.set_materialize_grads(False)
         ctx.settings = (temperature, chunk)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -154,6 +155,7 @@ class _LeanHead(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, by_logp, by_entropy, *_):
+        """Gradients of `hidden` and `weight`; proxy and top-1 carry none."""
         temperature, chunk = ctx.settings
         grads = (by_logp, by_entropy)
         if by_logp is None and by_entropy is None:
