@@ -6,6 +6,7 @@ from typing import Literal
 
 Gate = Literal["action", "response", "token"]
 AnswerSchedule = Literal["none", "paper", "code"]
+Preserve = Literal["nonnegative", "positive"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 
@@ -47,8 +48,11 @@ class LossConfig:
     )
     llds_coef: float = 0.0  # lambda of LLDS
     llds_gate: Gate = "action"  # where LLDS may act
+    llds_preserve: Preserve = (
+        "nonnegative"  # rows LLDS keeps: A >= 0 (paper), or A > 0, without groups of one reward
+    )
     llds_normalizer: Literal["preserved", "all"] = (
-        "preserved"  # tokens of A >= 0 rows (paper) or all (code)
+        "preserved"  # the divisor: tokens of the rows it keeps (paper) or all (code)
     )
     llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
     lp_reg_coef: float = 0.0  # beta of Lp-Reg

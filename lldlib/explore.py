@@ -154,7 +154,9 @@ def batch_tokens(
     since each term acts there alone. `old_logp` is of the sampling policy, as is `proxy_logp`.
     """
     mask = batch.action_mask
-    gate_open = llds_gate(new_logp, old_logp, advantages, mask, config.llds_gate)
+    gate_open = llds_gate(
+        new_logp, old_logp, advantages, mask, config.llds_gate, config.llds_preserve
+    )
     protected = lp_reg_mask(
         old_logp,
         proxy_logp,

@@ -152,13 +152,12 @@ def _llds(config: LossConfig, x: LossInputs) -> tuple[Float[Tensor, ""], Stats]:
     weight = 1.0
     if config.llds_answer != "none":
         weight = answer_weight_schedule(x.mean_valid_searches, config.llds_answer)
-    term = llds_penalty(
-        *rows, gate=config.llds_gate, answer_mask=x.answer_mask, answer_weight=weight
-    )
-    preserved = preserved_mask(x.advantages, x.action_mask)
+    where = {"gate": config.llds_gate, "preserve": config.llds_preserve}
+    term = llds_penalty(*rows, **where, answer_mask=x.answer_mask, answer_weight=weight)
+    preserved = preserved_mask(x.advantages, x.action_mask, config.llds_preserve)
     counted = preserved if config.llds_normalizer == "preserved" else x.action_mask
     value = aggregate(term, counted, "token-mean")
-    open_gate = llds_gate(*rows, config.llds_gate)
+    open_gate = llds_gate(*rows, **where)
     return value, {"llds/value": value, "llds/open_gate_share": _share(open_gate, preserved)}
 
 

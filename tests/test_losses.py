@@ -170,6 +170,15 @@ def test_llds_divisors_of_paper_and_code():
     assert losses.aggregate(term, LLDS_MASK, "token-mean").item() == pytest.approx(0.7 / 12)
 
 
+def test_llds_may_keep_correct_rows_of_mixed_groups_alone():
+    rows = (-1 - FALL, -torch.ones(3, 5), LLDS_ADVANTAGES, LLDS_MASK)
+    term = losses.llds_penalty(*rows, preserve="positive")
+    close(term, [LLDS_EXPECTED["action"][0], [0.0] * 5, [0.0] * 5])  # row 1 has advantage 0
+    assert losses.llds_gate(*rows, "action", "positive").any(1).tolist() == [YES, NO, NO]
+    preserved = losses.preserved_mask(LLDS_ADVANTAGES, LLDS_MASK, "positive")
+    assert preserved.sum(1).tolist() == [4, 0, 0]
+
+
 def test_llds_gate_mask_holds_every_token_of_an_open_action():
     gate = losses.llds_gate(-1 - FALL, -torch.ones(3, 5), LLDS_ADVANTAGES, LLDS_MASK, "action")
     assert gate.equal(tensor([[YES, YES, NO, NO, NO]] * 2 + [[NO] * 5]))

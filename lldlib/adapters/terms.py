@@ -24,11 +24,11 @@ def regularizers(
 ) -> tuple[Float[Tensor, ""], Stats]:
     """The weighted LLDS and Lp-Reg terms of a micro-batch, and detached statistics.
 
-    `preserved` and `actions` count the tokens with advantage >= 0 and all action tokens of the
-    update that the micro-batch belongs to, over all its micro-batches and processes, divided by the
-    number of processes. Losses and statistics then add up over micro-batches, and average over
-    processes, to `lldlib.objective.compute_loss` of the whole minibatch; but Lp-Reg's quantile is
-    taken within each micro-batch. Raises ValueError for an unknown gate, schedule or selection.
+    `preserved` and `actions` count the tokens that LLDS keeps and all action tokens of the update
+    that the micro-batch belongs to, over all its micro-batches and processes, divided by the number
+    of processes. Losses and statistics then add up over micro-batches, and average over processes,
+    to `lldlib.objective.compute_loss` of the whole minibatch; but Lp-Reg's quantile is taken within
+    each micro-batch. Raises ValueError for an unknown gate, set, schedule or selection.
     """
     loss, stats = x.logp.new_zeros((), dtype=torch.float32), {}
     if config.llds_coef:
@@ -46,15 +46,14 @@ def _llds(
     rows, weight = (x.logp, x.old_logp, x.advantages, x.action_mask), 1.0
     if config.llds_answer != "none":
         weight = answer_weight_schedule(x.mean_valid_searches, config.llds_answer)
-    term = llds_penalty(
-        *rows, gate=config.llds_gate, answer_mask=x.answer_mask, answer_weight=weight
-    )
-    kept = preserved_mask(x.advantages, x.action_mask)
+    where = {"gate": config.llds_gate, "preserve": config.llds_preserve}
+    term = llds_penalty(*rows, **where, answer_mask=x.answer_mask, answer_weight=weight)
+    kept = preserved_mask(x.advantages, x.action_mask, config.llds_preserve)
     if config.llds_normalizer == "preserved":
         value = aggregate(term, kept, "token-mean", preserved)
     else:
         value = aggregate(term, x.action_mask, "token-mean", actions)
-    is_open = llds_gate(*rows, config.llds_gate).float()
+    is_open = llds_gate(*rows, **where).float()
     share = aggregate(is_open, kept, "token-mean", preserved)
     return value, {"llds/value": value, "llds/open_gate_share": share}
 

@@ -133,7 +133,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         """Preserved and action tokens of one update, over all processes, per process."""
         masks = [action_mask(rows) for rows in window]
         kept = [
-            preserved_mask(rows["advantages"], mask)
+            preserved_mask(rows["advantages"], mask, self.terms.llds_preserve)
             for rows, mask in zip(window, masks, strict=True)
         ]
         local = torch.stack([sum(m.sum() for m in part) for part in (kept, masks)]).float()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 
-from lldlib.config import AnswerSchedule, Gate, LossConfig
+from lldlib.config import AnswerSchedule, Gate, LossConfig, Preserve
 
 VERSIONS = SpecifierSet(">=1.16,<1.17")  # the adapter overrides private methods of GRPOTrainer
 
@@ -40,8 +40,12 @@ class LLDGRPOConfig(GRPOConfig):
 
     llds_coef: float = field(default=0.0, metadata={"help": "lambda of LLDS"})
     llds_gate: Gate = field(default="action", metadata={"help": "where LLDS may act"})
+    llds_preserve: Preserve = field(
+        default="nonnegative", metadata={"help": "rows LLDS keeps: A >= 0 (paper) or A > 0"}
+    )
     llds_normalizer: Literal["preserved", "all"] = field(
-        default="preserved", metadata={"help": "tokens of A >= 0 rows (paper) or all (code)"}
+        default="preserved",
+        metadata={"help": "divisor: tokens of the rows it keeps (paper) or all (code)"},
     )
     llds_answer: AnswerSchedule = field(
         default="none", metadata={"help": "LLDS-MA's weight on answer tokens"}

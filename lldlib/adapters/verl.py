@@ -21,7 +21,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from lldlib.config import Gate
+from lldlib.config import Gate, Preserve
 from lldlib.losses import aggregate, llds_gate, llds_penalty, preserved_mask
 
 
@@ -33,6 +33,7 @@ class LLDSPolicyLossConfig(PolicyLossConfig):
     llds_base: str = "vanilla"  # the registered policy loss that LLDS is added to
     llds_coef: float = 0.0  # lambda of LLDS
     llds_gate: Gate = "action"  # where LLDS may act
+    llds_preserve: Preserve = "nonnegative"  # rows LLDS keeps: A >= 0 (paper) or A > 0
 
     def __post_init__(self):
         if self.llds_base == "llds":
@@ -56,7 +57,7 @@ def llds_policy_loss(
     `response_mask` is 0 on tool results, so its runs are the actions. LLDS needs several updates
     per rollout batch: `ppo_mini_batch_size` under `train_batch_size`, or `ppo_epochs` over 1; on
     the first update only rounding opens a gate. Raises TypeError where `config.policy_loss` is not
-    an LLDSPolicyLossConfig, ValueError for an unknown base or gate.
+    an LLDSPolicyLossConfig, ValueError for an unknown base, gate or set.
     """
     settings = config.policy_loss
     if not isinstance(settings, LLDSPolicyLossConfig):
@@ -77,7 +78,8 @@ def llds_policy_loss(
         return loss, metrics
     mask = response_mask.bool()
     rows = (log_prob, old_log_prob, advantages, mask)
-    term = llds_penalty(*rows, gate=settings.llds_gate)
+    where = {"gate": settings.llds_gate, "preserve": settings.llds_preserve}
+    term = llds_penalty(*rows, **where)
     value = agg_loss(
         loss_mat=term,
         loss_mask=mask,
@@ -88,8 +90,8 @@ def llds_policy_loss(
         told = {
             "actor/llds": aggregate(term, mask, "token-mean").item(),
             "actor/llds_open_gate_share": aggregate(
-                llds_gate(*rows, settings.llds_gate).float(),
-                preserved_mask(advantages, mask),
+                llds_gate(*rows, **where).float(),
+                preserved_mask(advantages, mask, settings.llds_preserve),
                 "token-mean",
             ).item(),
         }

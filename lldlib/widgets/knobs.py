@@ -9,8 +9,8 @@ import ipywidgets
 
 from lldlib.config import AnswerSchedule, Gate, LossConfig, TrainConfig
 from lldlib.figures import tick
-from lldlib.methods import METHODS, method
-from lldlib.presets import WEIGHTS
+from lldlib.methods import METHODS
+from lldlib.presets import loss_here
 from lldlib.widgets.common import control, row
 
 RATES = (0.0, 5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
@@ -41,7 +41,7 @@ class Knobs(ipywidgets.VBox):
                 ipywidgets.SelectionSlider, "lr", "learning rate", 250, options=_rates(0.0)
             ),
             "updates_per_batch": control(
-                ipywidgets.IntSlider, "updates per batch", "optimiser updates", 320, min=1, max=32
+                ipywidgets.IntSlider, "updates per batch", "optimiser updates", 320, min=1, max=64
             ),
         }
         for name, part in self.parts.items():
@@ -74,9 +74,7 @@ class Knobs(ipywidgets.VBox):
 
     def _take_preset(self, name: str) -> None:
         """The loss of a method, at the weights that suit the built-in world."""
-        preset = method(name)
-        weights = {k: v for k, v in WEIGHTS.items() if getattr(preset, k)}
-        self._base, self._quiet = replace(preset, **weights), True
+        self._base, self._quiet = loss_here(name), True
         for knob in LOSS:
             self.parts[knob].value = getattr(self._base, knob)
         self._quiet = False

@@ -16,6 +16,7 @@ TERMS = {
     "action": LLDS,
     "response": LLDS | {"llds_gate": "response"},
     "token": LLDS | {"llds_gate": "token"},
+    "positive": LLDS | {"llds_preserve": "positive"},
     "all tokens": LLDS | {"llds_normalizer": "all"},
     "MA of the paper": LLDS | {"llds_answer": "paper"},
     "MA of the code": LLDS | {"llds_answer": "code"},
@@ -45,15 +46,15 @@ def inputs(rows: int = 6, tokens: int = 12) -> LossInputs:
     )
 
 
-def counts(x: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    kept = preserved_mask(x.advantages, x.action_mask)
+def counts(x: LossInputs, config: LossConfig = BARE) -> tuple[torch.Tensor, torch.Tensor]:
+    kept = preserved_mask(x.advantages, x.action_mask, config.llds_preserve)
     return kept.sum().float(), x.action_mask.sum().float()
 
 
 @pytest.mark.parametrize("changes", TERMS.values(), ids=TERMS)
 def test_a_minibatch_gives_the_objectives_terms_and_gradient(changes):
     x, config = inputs(), dataclasses.replace(BARE, **changes)
-    ours, stats = regularizers(config, x, *counts(x))
+    ours, stats = regularizers(config, x, *counts(x, config))
     whole, expected = compute_loss(config, x)
     alone, _ = compute_loss(BARE, x)
     assert float(ours) > 1e-3

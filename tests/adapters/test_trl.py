@@ -31,6 +31,7 @@ TERMS = {
     "action": LLDS,
     "response": LLDS | {"llds_gate": "response"},
     "token": LLDS | {"llds_gate": "token"},
+    "positive": LLDS | {"llds_preserve": "positive"},
     "all tokens": LLDS | {"llds_normalizer": "all"},
     "MA": LLDS | {"llds_answer": "paper"},
     "Lp-Reg": LP_REG,

@@ -66,12 +66,14 @@ def test_the_settings_come_from_the_command_line():
     assert isinstance(made, LLDSPolicyLossConfig) and made.llds_coef == 0.3
 
 
+@pytest.mark.parametrize("preserve", ["nonnegative", "positive"])
 @pytest.mark.parametrize("gate", ["action", "response", "token"])
-def test_the_term_and_its_gradient_are_ours(gate):
-    x, config = rows(), actor(llds_coef=0.7, llds_gate=gate)
+def test_the_term_and_its_gradient_are_ours(gate, preserve):
+    where = {"llds_gate": gate, "llds_preserve": preserve}
+    x, config = rows(), actor(llds_coef=0.7, **where)
     whole, metrics = llds_policy_loss(**x, config=config)
     base, _ = compute_policy_loss_vanilla(**x, config=config)
-    ours = LossConfig(kl_coef=0.0, llds_coef=0.7, llds_gate=gate, llds_normalizer="all")
+    ours = LossConfig(kl_coef=0.0, llds_coef=0.7, **where, llds_normalizer="all")
     mask = x["response_mask"].bool()
     given = LossInputs(
         logp=x["log_prob"],
