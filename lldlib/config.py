@@ -7,6 +7,7 @@ from typing import Literal
 Gate = Literal["action", "response", "token"]
 AnswerSchedule = Literal["none", "paper", "code"]
 Preserve = Literal["nonnegative", "positive"]
+Precision = Literal["float32", "bfloat16"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 
@@ -65,6 +66,30 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class LoadConfig:
+    """How the policy's model is loaded."""
+
+    quantize: Literal["nf4"] | None = None  # 4-bit weights (QLoRA); needs adapters
+    lora_rank: int = 0  # of the adapters on all linear layers (0 = train all weights)
+    lora_alpha: int = 64  # their output is scaled by alpha / rank
+    dtype: Precision = "float32"  # of the model; adapters are float32
+    device: str = "cpu"  # such as cuda
+    gradient_checkpointing: bool = False  # less memory, a third more time
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Questions and passages of a run; without `train` they are those of the built-in world."""
+
+    train: tuple[str, ...] = ()  # JSONL files of questions
+    heldout: tuple[str, ...] = ()  # the same, for the held-out exact match
+    heldout_limit: int = 120  # questions of each held-out file
+    retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
+    corpus: str | None = None  # passages for bm25, as JSONL
+    index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """One training run."""
 
@@ -76,13 +101,39 @@ class TrainConfig:
     grad_clip: float = 1.0  # largest gradient norm
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW
     eval_every: int = 10  # batches between held-out evaluations (0 = never)
-    probe_every: int = 1  # batches between scorings of the fixed probe set
+    probe_every: int = 1  # batches between scorings of the fixed probe set (0 = no probe set)
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
-    policy: str = "tiny"  # "tiny", or a Hugging Face model name or path
+    micro_rows: int = 0  # episodes with gradient at a time, which bounds memory (0 = all)
+    policy: str = "tiny"  # "tiny", "smollm2", or a Hugging Face model name or path
     method: str = "grpo"  # the preset that `loss` came from
+    load: LoadConfig = field(default_factory=LoadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+
+    def check(self, questions: int) -> None:
+        """ValueError, in one line, for settings under which no update means anything."""
+        rollout = self.rollout
+        if rollout.group_size < 2:
+            raise ValueError(
+                f"group_size is {rollout.group_size}: GRPO compares rollouts of one question, use 2"
+                " or more"
+            )
+        if not 1 <= rollout.problems <= questions:
+            raise ValueError(
+                f"{questions} questions for batches of {rollout.problems}: change rollout.problems"
+            )
+        if not rollout.temperature > 0:
+            raise ValueError(
+                f"temperature is {rollout.temperature}: training samples, use more than 0"
+            )
+        if self.updates_per_batch < 1:
+            raise ValueError(f"updates_per_batch is {self.updates_per_batch}: use 1 or more")
+        if self.micro_rows < 0:
+            raise ValueError(
+                f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,6 +166,25 @@ class WarmstartConfig:
     layers: int = 3  # transformer layers
     heads: int = 4  # attention heads
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """One supervised warm start."""
+
+    files: tuple[str, ...] = ()  # train files with gold passages, JSONL
+    policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
+    load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
+    seed: int = 0  # of the trajectories
+    steps: int = 300  # optimiser updates
+    batch: int = 8  # trajectories an update
+    rows: int = 4  # trajectories that are scored at a time
+    lr: float = 3e-4  # AdamW after a linear warm-up, then linear decay to 0
+    warmup: int = 20  # updates of the warm-up
+    grad_clip: float = 1.0  # largest gradient norm
+    top_k: int = 3  # passages after a search, one of them gold
+    max_tokens: int = 1024  # a longer trajectory is not used
+    checkpoint_every: int = 50  # updates between checkpoints
 
 
 def data_dir() -> Path:

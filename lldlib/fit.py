@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from lldlib.config import Precision
 from lldlib.lean import head_scores
 from lldlib.listed import configuration
-from lldlib.policies import LoraSettings, Precision, with_adapters
+from lldlib.policies import LoraSettings, with_adapters
 
 GB = 1e9
 BLOCK, BLOCKS = 64, 256  # NF4: weights per scale, scales per scale of the scales

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from lldlib.config import RolloutConfig
 from lldlib.evaluate import evaluate
-from lldlib.policies import Policy, load_policy
+from lldlib.policies import Policy, load_as
 from lldlib.retrieval import BM25Retriever
 from lldlib.rewards import exact_match
 from lldlib.rollout import Rollout
@@ -30,7 +30,8 @@ def policy_of(run: Run, checkpoint: int | None) -> Policy:
     Raises FileNotFoundError if there is no such checkpoint.
     """
     tensors, _ = run.load_checkpoint(checkpoint)
-    policy = load_policy(saved_config(run.config).policy)
+    config = saved_config(run.config)
+    policy = load_as(config.policy, config.load)
     prefix = "model."
     weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     policy.model.load_state_dict(weights, strict=False)  # tied and frozen weights are not in there

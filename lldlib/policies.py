@@ -26,13 +26,12 @@ from transformers import (
     Qwen2Config,
 )
 
-from lldlib.config import data_dir
+from lldlib.config import LoadConfig, Precision, data_dir
 from lldlib.protocol import SEARCH_R1, TINY, Protocol
 
 NAMES = ("think", "search", "information", "answer")
 TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-Precision = Literal["float32", "bfloat16"]
 # what models other than this project's may do to their logits, and scoring does not
 LOGIT_CHANGES = (
     "final_logit_softcapping",
@@ -99,6 +98,18 @@ def load_policy(
     model.eval()
     protocol = TINY if "</search>" in tokenizer.get_vocab() else SEARCH_R1.in_chat(tokenizer)
     return Policy(model, tokenizer, protocol)
+
+
+def load_as(name_or_path: str, load: LoadConfig) -> Policy:
+    """`load_policy` by the settings of a config; raises what it raises."""
+    return load_policy(
+        name_or_path,
+        quantize=load.quantize,
+        lora=LoraSettings(load.lora_rank, load.lora_alpha) if load.lora_rank else None,
+        dtype=load.dtype,
+        device=load.device,
+        gradient_checkpointing=load.gradient_checkpointing,
+    )
 
 
 def _source(name: str) -> tuple[str, dict[str, str]]:

@@ -1,101 +1,42 @@
-"""One training run on the built-in world, from a config to a run folder; resumable any time."""
+"""One training run, from a config to a run folder; resumable any time."""
 
 import dataclasses
 import datetime
 import json
 import logging
 import platform
-import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
 
-from lldlib.batching import collate
-from lldlib.config import LossConfig, RolloutConfig, TrainConfig
+from lldlib.config import DataConfig, LoadConfig, LossConfig, RolloutConfig, TrainConfig
 from lldlib.evaluate import evaluate
 from lldlib.phases import ALARM_KEYS, AlarmRule, alarm
-from lldlib.policies import Policy, load_policy
-from lldlib.retrieval import BM25Retriever
+from lldlib.policies import Policy
 from lldlib.rewards import exact_match
-from lldlib.rollout import Rollout
 from lldlib.runlog import Run, RunWriter
+from lldlib.setting import make_setting, probe_set
 from lldlib.train import Trainer
-from lldlib.types import Batch, Episode, Question
-from lldlib.world import World
-
-PROBE_ROWS = 48  # correct trajectories in the fixed probe set
-HELDOUT_QUESTIONS = 120
-TRAIN_QUESTIONS = 1500
+from lldlib.types import Episode
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Setting:
-    """What a run on the built-in world needs besides its config."""
-
-    policy: Policy
-    world: World
-    train_questions: list[Question]
-    heldout_questions: list[Question]
-    train_retriever: BM25Retriever  # over train passages only: training never meets a held-out fact
-    heldout_rollout: Rollout
-
-
-def builtin_setting(config: TrainConfig) -> Setting:
-    """The built-in world with the policy that the config names."""
-    world, policy = World.load(), load_policy(config.policy)
-    everything = BM25Retriever(world.passages("all"))
-    return Setting(
-        policy=policy,
-        world=world,
-        train_questions=fixed_questions(world, TRAIN_QUESTIONS, "train"),
-        heldout_questions=fixed_questions(world, HELDOUT_QUESTIONS, "heldout"),
-        train_retriever=BM25Retriever(world.passages("train")),
-        heldout_rollout=Rollout(policy.tokenizer, policy.protocol, everything, config.rollout),
-    )
-
-
-def fixed_questions(world: World, total: int, split: str) -> list[Question]:
-    """At most `total` different questions, the same draw in every run."""
-    drawn = world.sample_questions(random.Random(0), total, split)
-    return list({question.id: question for question in drawn}.values())
-
-
-def probe_set(
-    policy: Policy, retriever, questions: list[Question], rollout: RolloutConfig
-) -> Batch:
-    """Correct trajectories of the starting policy: the same for every run from that start."""
-    runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
-    draw = random.Random(99).sample(questions, min(len(questions), 4 * PROBE_ROWS))
-    episodes = runner.run(
-        policy.model,
-        draw,
-        temperature=rollout.temperature,
-        generator=torch.Generator(next(policy.model.parameters()).device).manual_seed(99),
-    )
-    right = [e for e in episodes if exact_match(e.answer, e.question.answers) == 1.0][:PROBE_ROWS]
-    if not right:
-        raise ValueError(
-            "the starting policy answers nothing: warm-start it first, or check its protocol"
-        )
-    return collate(right, [1.0] * len(right), list(range(len(right))), runner.text)
-
-
 class TrainingRun:
-    """A trainer on the built-in world tied to a run folder."""
+    """A trainer on its questions tied to a run folder."""
 
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
         self.out, self.config = Path(out), config
         if resume:
             self.config = config = saved_config(Run(out).config)
-        self.setting = builtin_setting(config)
+        self.setting = make_setting(config)
         s = self.setting
-        probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
+        probe = None
+        if config.probe_every:
+            probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
         self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
         self.watched: dict[str, list[float | None]] = {key: [] for key in ALARM_KEYS}
         if resume:
@@ -257,10 +198,13 @@ def record(episode: Episode, policy: Policy) -> dict:
 
 def describe(config: TrainConfig) -> dict:
     """The run folder's config.json."""
+    device = f"cpu, {platform.machine()}, {torch.get_num_threads()} threads"
+    if config.load.device != "cpu":
+        device = torch.cuda.get_device_name(config.load.device)
     return json.loads(json.dumps(dataclasses.asdict(config))) | {
         "created": datetime.date.today().isoformat(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "device": f"cpu, {platform.machine()}, {torch.get_num_threads()} threads",
+        "device": device,
     }
 
 
@@ -279,6 +223,8 @@ def saved_config(raw: dict) -> TrainConfig:
     kept = {k: v for k, v in raw.items() if k in names}
     try:
         kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
+        data = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.get("data", {}).items()}
+        kept |= {"load": LoadConfig(**kept.get("load", {})), "data": DataConfig(**data)}
         return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
     except (KeyError, TypeError) as error:
         raise ValueError(

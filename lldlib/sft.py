@@ -10,17 +10,16 @@ import json
 import logging
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 import transformers
 from tqdm import tqdm
 
 from lldlib.batching import collate
+from lldlib.config import LoadConfig, SftConfig
 from lldlib.goldpaths import GoldPath, demonstrate, load_gold_paths
-from lldlib.policies import LoraSettings, Policy, Precision, load_policy
+from lldlib.policies import Policy, load_as
 from lldlib.rollout import TokenText
 from lldlib.runlog import Run, RunWriter
 from lldlib.scoring import score
@@ -33,30 +32,6 @@ DRAWS = 50  # trajectories tried for one that fits in max_tokens
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SftConfig:
-    """One supervised warm start."""
-
-    files: tuple[str, ...]  # train files with gold passages, JSONL
-    policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
-    quantize: Literal["nf4"] | None = None  # 4-bit weights (QLoRA)
-    lora_rank: int = 32  # of the adapters (0 = train all weights)
-    lora_alpha: int = 64  # their output is scaled by alpha / rank
-    dtype: Precision = "float32"  # of the model; adapters are float32
-    device: str = "cpu"
-    gradient_checkpointing: bool = False  # less memory, a third more time
-    seed: int = 0  # of the trajectories
-    steps: int = 300  # optimiser updates
-    batch: int = 8  # trajectories an update
-    rows: int = 4  # trajectories that are scored at a time
-    lr: float = 3e-4  # AdamW after a linear warm-up, then linear decay to 0
-    warmup: int = 20  # updates of the warm-up
-    grad_clip: float = 1.0  # largest gradient norm
-    top_k: int = 3  # passages after a search, one of them gold
-    max_tokens: int = 1024  # a longer trajectory is not used
-    checkpoint_every: int = 50  # updates between checkpoints
-
-
 class SftRun:
     """A warm start tied to a run folder; the trained policy ends up in its folder `policy`."""
 
@@ -66,7 +41,7 @@ class SftRun:
             config = saved_config(Run(out).config)
         self.config = config
         self.paths = [path for file in config.files for path in load_gold_paths(file)]
-        self.policy = _load(config, config.quantize)
+        self.policy = load_as(config.policy, config.load)
         self.text = TokenText(self.policy.tokenizer)
         self.optimizer = make_optimizer(self.policy.model, config.lr, (0.9, 0.999))
         if resume:
@@ -136,7 +111,7 @@ class SftRun:
         for start in range(0, len(episodes), self.config.rows):
             part = episodes[start : start + self.config.rows]
             batch = collate(part, [0.0] * len(part), list(range(len(part))), self.text)
-            scores = score(model, batch.to(self.config.device), 1.0)
+            scores = score(model, batch.to(self.config.load.device), 1.0)
             term = -scores.logp.sum() / total
             term.backward()
             loss += float(term.detach())
@@ -152,11 +127,12 @@ class SftRun:
 
     def _merged(self) -> Policy:
         """The policy without adapters; 4-bit weights are loaded anew in full for it."""
-        policy = self.policy
-        if not self.config.lora_rank:
+        policy, load = self.policy, self.config.load
+        if not load.lora_rank:
             return policy
-        if self.config.quantize:
-            policy, trained = _load(self.config, None), trainable(policy.model)
+        if load.quantize:
+            full, trained = dataclasses.replace(load, quantize=None), trainable(policy.model)
+            policy = load_as(self.config.policy, full)
             with torch.no_grad():
                 for name, parameter in trainable(policy.model).items():
                     parameter.copy_(trained[name])
@@ -179,22 +155,10 @@ def gold_episode(
     return Episode(path.question, turns, StopReason.ANSWER, path.question.answers[0], hops, 0)
 
 
-def _load(config: SftConfig, quantize: Literal["nf4"] | None) -> Policy:
-    rank = config.lora_rank
-    return load_policy(
-        config.policy,
-        quantize=quantize,
-        lora=LoraSettings(rank, config.lora_alpha) if rank else None,
-        dtype=config.dtype,
-        device=config.device,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )
-
-
 def saved_config(raw: dict) -> SftConfig:
     """The SftConfig of a run folder's config.json; ValueError if it is of another kind."""
     names = {field.name for field in dataclasses.fields(SftConfig)}
     kept = {key: value for key, value in raw.items() if key in names}
     if not names <= kept.keys():
         raise ValueError(f"this run is no warm start: {json.dumps(sorted(names - kept.keys()))}")
-    return SftConfig(**(kept | {"files": tuple(kept["files"])}))
+    return SftConfig(**(kept | {"files": tuple(kept["files"]), "load": LoadConfig(**kept["load"])}))

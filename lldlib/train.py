@@ -19,6 +19,7 @@ from lldlib.batching import collate
 from lldlib.config import TrainConfig
 from lldlib.losses import nthr_weights
 from lldlib.objective import LossInputs, compute_loss, needs
+from lldlib.pieces import backward_through, leaf_scores
 from lldlib.policies import Policy, adapters_off, reference_model
 from lldlib.retrieval import Retriever
 from lldlib.rewards import exact_match
@@ -56,24 +57,6 @@ def draw_seed(seed: int, step: int, purpose: int) -> int:
     return (seed * 1_000_003 + step) * 8 + purpose
 
 
-def _check(config: TrainConfig, questions: list[Question]) -> None:
-    """One-line errors for settings under which no update means anything."""
-    rollout = config.rollout
-    if rollout.group_size < 2:
-        raise ValueError(
-            f"group_size is {rollout.group_size}: GRPO compares rollouts of one question, use 2"
-            " or more"
-        )
-    if not 1 <= rollout.problems <= len(questions):
-        raise ValueError(
-            f"{len(questions)} questions for batches of {rollout.problems}: change rollout.problems"
-        )
-    if not rollout.temperature > 0:
-        raise ValueError(f"temperature is {rollout.temperature}: training samples, use more than 0")
-    if config.updates_per_batch < 1:
-        raise ValueError(f"updates_per_batch is {config.updates_per_batch}: use 1 or more")
-
-
 class Trainer:
     """GRPO with regularizers on a search agent; `step()` is one rollout batch and its updates."""
 
@@ -85,7 +68,7 @@ class Trainer:
         questions: list[Question],
         probe: Batch | None = None,
     ):
-        _check(config, questions)
+        config.check(len(questions))
         self.config, self.policy, self.questions = config, policy, questions
         self.device = next(policy.model.parameters()).device
         self.probe = None if probe is None else probe.to(self.device)
@@ -161,10 +144,11 @@ class Trainer:
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number)
-            if number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
+            whole = self._is_whole(chosen)
+            if whole and number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
                 share = {"grad/negative_share": self._negative_share(inputs)}
             loss, numbers = compute_loss(self.config.loss, inputs)
-            norms.append(self._apply(loss))
+            norms.append(self._apply(loss, inputs, None if whole else prepared.batch.rows(chosen)))
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
@@ -184,8 +168,12 @@ class Trainer:
         def cut(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows, :width]
 
-        entropy = "entropy" in needs(self.config.loss)
-        new = score(self.policy.model, part, self.config.rollout.temperature, entropy=entropy)
+        entropy, temperature = "entropy" in needs(self.config.loss), self.config.rollout.temperature
+        if self._is_whole(rows):
+            new = score(self.policy.model, part, temperature, entropy=entropy)
+        else:
+            size = self.config.micro_rows
+            new = leaf_scores(self.policy.model, part, temperature, size, entropy=entropy)
         return LossInputs(
             logp=new.logp,
             # Before the first update both policies are one; the rounding of another batch shape
@@ -202,12 +190,25 @@ class Trainer:
             generator=torch.Generator().manual_seed(self._seed(ORDER) + number),
         )
 
-    def _apply(self, loss: Float[Tensor, ""]) -> float | None:
-        """One optimiser update; what is not finite is skipped, counted, never applied."""
+    def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
+        """Whether the minibatch goes through the model with gradient in one piece."""
+        return not 0 < self.config.micro_rows < len(rows)
+
+    def _apply(
+        self, loss: Float[Tensor, ""], inputs: LossInputs, pieces: Batch | None
+    ) -> float | None:
+        """One optimiser update; what is not finite is skipped, counted, never applied.
+
+        `pieces` is the minibatch where it has to pass through the model in pieces.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         norm = float("nan")
         if torch.isfinite(loss) and loss.requires_grad:
             loss.backward()
+            if pieces is not None:
+                leaves = Scores(inputs.logp, inputs.entropy)
+                temperature, size = self.config.rollout.temperature, self.config.micro_rows
+                backward_through(self.policy.model, pieces, leaves, temperature, size)
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not norm < float("inf"):
             self.skipped += 1
@@ -263,7 +264,7 @@ class Trainer:
     def turn(self, **knobs) -> None:
         """Change settings between steps: `lr`, `loss` (a LossConfig) or any other field."""
         config = dataclasses.replace(self.config, **knobs)
-        _check(config, self.questions)
+        config.check(len(self.questions))
         if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
         self.config, self.rollout.config = config, config.rollout

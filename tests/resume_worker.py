@@ -12,17 +12,18 @@ from pathlib import Path
 
 import helpers  # one thread, as in the tests
 
-from lldlib import run, runlog, train
+from lldlib import run, runlog, setting, train
 from lldlib.config import RolloutConfig, TrainConfig
 from lldlib.methods import METHODS
 
 # A random policy never answers right, so any answer is worth 1; and there are fewer questions.
 PATCHES = [
     (run, "exact_match", lambda answer, accepted: float(answer is not None)),
+    (setting, "exact_match", lambda answer, accepted: float(answer is not None)),
     (train, "exact_match", lambda answer, accepted: float(answer is not None)),
-    (run, "PROBE_ROWS", 6),
-    (run, "HELDOUT_QUESTIONS", 6),
-    (run, "TRAIN_QUESTIONS", 60),
+    (setting, "PROBE_ROWS", 6),
+    (setting, "HELDOUT_QUESTIONS", 6),
+    (setting, "TRAIN_QUESTIONS", 60),
 ]
 KNOBS = {"lr": 5e-3, "loss": METHODS["grpo"]}
 

@@ -3,10 +3,11 @@ import json
 import pytest
 
 from lldlib.cli import main
+from lldlib.heldout import policy_of
 from lldlib.presets import collapse_config
 from lldlib.runlog import Run, RunWriter
 
-COMMANDS = ["demo", "train", "evaluate", "serve", "report", "sweep", "warmstart"]
+COMMANDS = ["demo", "train", "evaluate", "serve", "report", "sweep", "warmstart", "sft", "fit"]
 
 
 def train(out, micro, *more: str) -> int:
@@ -30,7 +31,7 @@ def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])
     assert left.value.code == 0
-    assert "--out" in capsys.readouterr().out or command == "serve"
+    assert "--out" in capsys.readouterr().out or command in ("serve", "fit")
 
 
 def test_help_names_the_commands(capsys):
@@ -121,3 +122,57 @@ def test_failed_cells_make_exit_code_1(micro, tmp_path, capsys):
     arguments = ["sweep", "--grid", "method=grpo", "seed=0", *grid, "--out", str(tmp_path / "s")]
     assert main(arguments) == 1
     assert "failed: " in capsys.readouterr().err
+
+
+# -- real models ---------------------------------------------------------------------------------
+
+
+def test_fit_adds_up_and_its_exit_code_is_the_verdict(capsys):
+    assert main(["fit", "--policy", "tiny", "--gpu", "16", "--tokens", "64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "fits in 16.0 GB" and lines[-2].startswith("peak")
+    assert main(["fit", "--policy", "tiny", "--gpu", "0.5", "--tokens", "64"]) == 1
+    assert "does NOT fit in 0.5 GB" in capsys.readouterr().out
+
+
+def test_a_warm_start_wants_files_or_a_run(tmp_path, capsys):
+    assert main(["sft", "--out", str(tmp_path / "run")]) == 2
+    assert "name the train files with gold passages" in error_of(capsys)
+    assert main(["sft", "--out", str(tmp_path / "run"), "--resume", "--files", "a.jsonl"]) == 2
+    assert "give it only --out" in error_of(capsys)
+    assert main(["sft", "--out", str(tmp_path / "run"), "--resume"]) == 2
+    assert "run" in error_of(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_qlora_run_on_question_files_trains_evaluates_and_resumes(tmp_path, capsys):
+    questions = [
+        {"id": str(n), "question": f"What is the capital of Land{n} ?", "golden_answers": ["Town"]}
+        for n in range(6)
+    ]
+    corpus = [
+        {"id": str(n), "title": f"Land{n}", "text": f"The capital of Land{n} is Town ."}
+        for n in range(6)
+    ]
+    for name, rows in {"questions": questions, "corpus": corpus}.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    files, out = str(tmp_path / "questions.jsonl"), tmp_path / "run"
+    given = ["--method", "llds", "--out", str(out), "--steps", "2", "--probe-every", "0"]
+    given += ["--rollout.problems", "2", "--rollout.group-size", "2", "--micro-rows", "1"]
+    given += ["--updates-per-batch", "2", "--load.quantize", "nf4", "--load.lora-rank", "2"]
+    given += ["--data.train", files, "--data.corpus", str(tmp_path / "corpus.jsonl")]
+    assert main(["train", *given, "--eval-every", "1"]) == 2
+    assert "no held-out questions: name files in data.heldout" in error_of(capsys)
+    given += ["--data.heldout", files, "--eval-every", "1", "--data.heldout-limit", "3"]
+    assert main(["train", *given]) == 0
+    run = Run(out)
+    assert len(run.metrics) == 2 and run.config["data"]["train"] == [files]
+    assert all(0 <= em <= 1 for em in run.column("eval/heldout_em"))
+    assert "probe/logp" not in run.metrics[0] and run.config["load"]["quantize"] == "nf4"
+    whole = (out / "metrics.jsonl").read_text()
+    assert main(["train", "--out", str(out), "--resume"]) == 0
+    assert (out / "metrics.jsonl").read_text() == whole
+    policy = policy_of(run, None)
+    adapters = [p for name, p in policy.model.named_parameters() if "lora_B" in name]
+    assert adapters and any(p.any() for p in adapters)

@@ -3,18 +3,20 @@
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import character_tokenizer
 
+from lldlib.config import LoadConfig, SftConfig
 from lldlib.goldpaths import demonstrate, load_gold_paths
 from lldlib.policies import Policy, load_policy, tiny_model
 from lldlib.protocol import SEARCH_R1, parse_action
 from lldlib.rollout import TokenText
 from lldlib.runlog import Run
-from lldlib.sft import SftConfig, SftRun, gold_episode, saved_config
+from lldlib.sft import SftRun, gold_episode, saved_config
 from lldlib.warmstart import save_policy
 
 BENCHMARKS = Path(
@@ -118,9 +120,12 @@ def folder(tmp_path) -> str:
     return str(tmp_path / "start")
 
 
+LORA = LoadConfig(lora_rank=2, lora_alpha=4)
+
+
 def config(folder: str, file: Path, **changes) -> SftConfig:
     small = {"steps": 4, "batch": 3, "rows": 2, "warmup": 2, "checkpoint_every": 2, "lr": 1e-2}
-    small |= {"lora_rank": 2, "lora_alpha": 4, "max_tokens": 2000, "top_k": 2}
+    small |= {"max_tokens": 2000, "top_k": 2, "load": LORA}
     return SftConfig(files=(str(file),), policy=folder, **small | changes)
 
 
@@ -140,7 +145,7 @@ def test_an_episode_is_tokenised_as_a_rollout_does_it(folder, file):
 
 @pytest.mark.parametrize("quantize", [None, "nf4"])
 def test_it_learns_resumes_and_leaves_a_merged_policy(folder, file, tmp_path, quantize):
-    settings = config(folder, file, quantize=quantize)
+    settings = config(folder, file, load=replace(LORA, quantize=quantize))
     unbroken = SftRun(settings, tmp_path / "a")
     unbroken.run(progress=False)
     losses = Run(tmp_path / "a").column("sft/loss")

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from lldlib.cli import lab, questions
-from lldlib.cli.options import Demo, Evaluate, Report, Serve, Sweep, Train, Warmstart
+from lldlib.cli import lab, models, questions
+from lldlib.cli.options import Demo, Evaluate, Fit, Report, Serve, Sft, Sweep, Train, Warmstart
+from lldlib.config import SftConfig
 from lldlib.methods import METHODS
 from lldlib.presets import collapse_config
 
@@ -23,6 +24,8 @@ HANDLERS: dict[type, Callable[[Any], int]] = {
     Report: lab.report_command,
     Sweep: lab.sweep_command,
     Warmstart: lab.warmstart_command,
+    Sft: models.sft_command,
+    Fit: models.fit_command,
 }
 
 
@@ -60,4 +63,6 @@ def _commands(arguments: Sequence[str]) -> Any:
         | Annotated[Report, tyro.conf.subcommand("report")]
         | Annotated[Sweep, tyro.conf.subcommand("sweep")]
         | Annotated[Warmstart, tyro.conf.subcommand("warmstart")]
+        | Annotated[Sft, tyro.conf.subcommand("sft", default=Sft(config=SftConfig()))]
+        | Annotated[Fit, tyro.conf.subcommand("fit")]
     )

@@ -52,7 +52,7 @@ def train_command(command: Train) -> int:
 def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
     """Print held-out exact match, sampled and greedy, and the permuted-facts control."""
     from lldlib.heldout import heldout_em, permuted_control
-    from lldlib.run import HELDOUT_QUESTIONS, fixed_questions
+    from lldlib.setting import HELDOUT_QUESTIONS, fixed_questions
     from lldlib.world import World
 
     world = World.load()

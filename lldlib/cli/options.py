@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from lldlib.config import TrainConfig, WarmstartConfig, data_dir
+from lldlib.config import LoadConfig, SftConfig, TrainConfig, WarmstartConfig, data_dir
 from lldlib.exam_config import ExamConfig
 from lldlib.presets import collapse_config
 
@@ -61,7 +61,7 @@ class Evaluate:
     run: Path | None = None  # a run folder with checkpoints
     checkpoint: int | None = None  # of that run: its batch number; the latest if left out
     policy: str | None = None  # "tiny", or a Hugging Face name or path
-    device: str = "cpu"  # where the policy of --policy runs, such as cuda
+    load: LoadConfig = field(default_factory=LoadConfig)  # of the policy of --policy
     benchmarks: Path | None = None  # folder of normalised JSONL files, or hub: Hugging Face
     tasks: tuple[str, ...] = ("all",)  # all, qa, maths, single tasks, or files of the folder
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
@@ -105,6 +105,41 @@ class Sweep:
     grid: tuple[str, ...]  # settings as name=value,value; method and seed are needed
     out: Path  # folder for the runs and sweep.json
     jobs: int = field(default_factory=cores)  # runs at the same time; one core each
+
+
+@dataclass(frozen=True)
+class Sft:
+    """Teach a real model the protocol: supervised steps on trajectories from gold passages, such as
+
+    python -m lldlib sft --files hotpotqa_distractor_train.jsonl --policy smollm2 --out runs/sft
+
+    The trained policy, adapters merged, ends up in the folder policy of --out. Interrupted, the run
+    goes on with --resume.
+    """
+
+    config: Annotated[SftConfig, tyro.conf.arg(name="")]
+    out: Path = Path("runs/sft")  # the run folder
+    resume: bool = False  # go on with the run in --out, by the settings saved there
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Say before anything is downloaded whether training fits on a GPU, part by part.
+
+    Counted from the model's configuration by a step without storage; the CUDA context is a guess.
+    """
+
+    policy: str  # such as Qwen/Qwen2.5-3B; "tiny", a folder, or a Hugging Face name
+    gpu: float  # memory of the GPU in GB (1e9 bytes)
+    rows: int = 4  # episodes with gradient at a time
+    rollouts: int = 40  # episodes generated at the same time
+    tokens: int = 2048  # of the longest episode, passages included
+    reference: bool = True  # the loss has a KL to the reference policy
+    load: LoadConfig = field(
+        default_factory=lambda: LoadConfig(
+            quantize="nf4", lora_rank=16, dtype="bfloat16", gradient_checkpointing=True
+        )
+    )
 
 
 @dataclass(frozen=True)

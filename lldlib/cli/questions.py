@@ -31,12 +31,12 @@ def evaluate_command(command: Evaluate) -> int:
 
 def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
     from lldlib.heldout import policy_of
-    from lldlib.policies import load_policy
+    from lldlib.policies import load_as
     from lldlib.run import saved_config
     from lldlib.runlog import Run
 
     if command.run is None:
-        policy = load_policy(command.policy, device=command.device)
+        policy = load_as(command.policy, command.load)
         return policy, collapse_config("grpo", seed=0).rollout
     run = Run(command.run)
     return policy_of(run, command.checkpoint), saved_config(run.config).rollout
@@ -81,6 +81,7 @@ def _names(command: Evaluate) -> dict[str, Any]:
         "policy": command.policy,
         "run": None if command.run is None else str(command.run),
         "checkpoint": command.checkpoint,
+        "load": asdict(command.load),
         "retriever": command.retriever,
         "corpus": None if command.corpus is None else command.corpus.name,
     }

@@ -21,8 +21,8 @@ from lldlib.adapters.search import rollout_reward, search_rollout
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
 from lldlib.config import TrainConfig
 from lldlib.rollout import Rollout
-from lldlib.run import builtin_setting
 from lldlib.runlog import Run
+from lldlib.setting import builtin_setting
 from lldlib.sweep import grid_cells, parse_grid
 
 CHECKPOINT_EVERY = 10  # rollout batches

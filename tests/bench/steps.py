@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lldlib.rewards import exact_match
-from lldlib.run import probe_set
+from lldlib.setting import probe_set
 
 from .timing import Measurement
 from .trainer import TimedTrainer

@@ -7,7 +7,7 @@ from lldlib.config import TrainConfig
 from lldlib.policies import Policy
 from lldlib.presets import collapse_config
 from lldlib.retrieval import BM25Retriever
-from lldlib.run import builtin_setting
+from lldlib.setting import builtin_setting
 from lldlib.types import Episode, Question
 
 SEED = 0

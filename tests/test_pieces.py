@@ -1,0 +1,48 @@
+"""A minibatch in pieces gives the step of the whole one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import MICRO, micro_trainer, weights
+
+from lldlib import train
+from lldlib.methods import METHODS
+
+
+@pytest.fixture(autouse=True)
+def answering_pays(monkeypatch):
+    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
+    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: float(answer is not None))
+
+
+EVERY_TERM = {
+    "llds": METHODS["llds"],
+    "entropy and Lp-Reg": replace(METHODS["lp_reg_llds"], entropy_coef=0.01, kl_coef=0.001),
+    "80/20, which is silent on most tokens": METHODS["top_entropy"],
+}
+
+
+@pytest.mark.parametrize("loss", EVERY_TERM.values(), ids=EVERY_TERM)
+def test_pieces_give_the_step_of_the_whole(loss):
+    """Plain SGD: an optimiser's state must not hide a wrong gradient."""
+
+    def one_step(micro_rows: int) -> tuple[dict, dict]:
+        run = micro_trainer(replace(MICRO, loss=loss, lr=0.1, micro_rows=micro_rows, grad_clip=1e9))
+        run.optimizer = torch.optim.SGD(run.parameters, lr=0.1)
+        run._set_lr = lambda: None
+        metrics, _ = run.step()
+        return weights(run), metrics
+
+    (whole, told), (pieces, heard) = one_step(0), one_step(2)
+    start = weights(micro_trainer())
+    assert max((whole[k] - start[k]).abs().max() for k in whole) > 1e-3
+    for name, weight in whole.items():
+        torch.testing.assert_close(pieces[name], weight, atol=2e-6, rtol=0)
+    assert heard["grad/norm"] == pytest.approx(told["grad/norm"], rel=1e-4)
+    assert "grad/negative_share" in told and "grad/negative_share" not in heard
+
+
+def test_a_negative_number_of_rows_is_refused():
+    with pytest.raises(ValueError, match="micro_rows is -1: use 1 or more, or 0"):
+        micro_trainer(replace(MICRO, micro_rows=-1))
