@@ -32,8 +32,8 @@ class PhaseRule:
     """The operational rule behind the three phases; the paper reads them off curves."""
 
     window: int = 10  # batches of a trailing mean
-    span: int = 20  # batches over which the probe's fall is measured
-    decay_drop: float = 0.1  # nats a token lost over `span`: decay begins over it
+    span: int = 10  # batches over which the probe's fall is measured
+    decay_drop: float = 0.4  # nats a token lost over `span`: decay begins over it
     hold: int = 10  # batches in a row under half of `decay_drop` that end a decay
     fallen: float = 0.7  # the reward has fallen under this share of its best trailing mean
     recovered: float = 0.8  # the reward is back over this share, which ends a collapse
@@ -47,12 +47,12 @@ class PhaseRule:
 class AlarmRule:
     """When the alarm rings: the correct responses lost `height`, or the probe falls too fast."""
 
-    start: int = 10  # batches at the start that are not watched
-    height: float = 0.1  # nats a token: the CUSUM of lost likelihood that rings
-    slack: float = 0.002  # nats a token and batch that may be lost without counting
+    start: int = 5  # batches at the start that are not watched
+    height: float = 0.2  # nats a token: the CUSUM of lost likelihood that rings
+    slack: float = 0.01  # nats a token and batch that may be lost without counting
     probe: Literal["probe/content", "probe/logp"] = "probe/content"  # the probe series watched
     probe_span: int = 20  # batches over which the probe's fall is measured
-    probe_drop: float = 0.45  # nats a token the probe may lose over `probe_span`
+    probe_drop: float = 1.5  # nats a token the probe may lose over `probe_span`
 
 
 @dataclass(frozen=True)

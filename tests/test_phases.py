@@ -23,7 +23,8 @@ from lldlib.phases import (
 
 NAN = float("nan")
 LOST = "displacement/correct_token"
-PHASES, ALARM = PhaseRule(), AlarmRule()
+PHASES = PhaseRule(span=20, decay_drop=0.1)
+ALARM = AlarmRule(start=10, height=0.1, slack=0.002, probe_drop=0.45)
 
 
 def nan_equal(left, right):

@@ -73,20 +73,20 @@ def test_what_is_measured_is_in_the_glossary():
 
 
 def test_the_alarm_rings_once_and_the_run_goes_on(tmp_path):
-    # AlarmRule: not watched for 10 batches, then the loss of 0.06 - 0.002 a batch passes 0.1 at 11
+    # AlarmRule: not watched for 5 batches, then the loss of 0.07 - 0.01 a batch passes 0.2 at 8
     watch = Watch(tmp_path)
     watch.open(CONFIG, None)
-    row = {"reward/mean": 0.5} | measure(seen(-0.06), None)
-    told = [watch.batch(index, row)["alarm"] for index in range(12)]
+    row = {"reward/mean": 0.5} | measure(seen(-0.07), None)
+    told = [watch.batch(index, row)["alarm"] for index in range(9)]
     watch.close()
-    assert told == [0.0] * 11 + [1.0]
+    assert told == [0.0] * 8 + [1.0]
     again = Watch(tmp_path)
-    again.open(CONFIG, 12)
-    assert again.batch(12, row) == {"phase": PHASES.index("stagnation"), "alarm": 1.0}
+    again.open(CONFIG, 9)
+    assert again.batch(9, row) == {"phase": PHASES.index("stagnation"), "alarm": 1.0}
     again.close()
     run = Run(tmp_path)
-    assert [event["step"] for event in run.events if event["kind"] == "alarm"] == [11]
-    assert [row["step"] for row in run.metrics] == list(range(13))
+    assert [event["step"] for event in run.events if event["kind"] == "alarm"] == [8]
+    assert [row["step"] for row in run.metrics] == list(range(10))
 
 
 def test_a_lost_reward_is_the_third_phase():
