@@ -21,8 +21,7 @@ from lldlib.phases import (
     trailing_mean,
 )
 
-NAN = float("nan")
-LOST = "displacement/correct_token"
+NAN, LOST = float("nan"), "displacement/correct_token"
 PHASES = PhaseRule(span=20, decay_drop=0.1)
 ALARM = AlarmRule(start=10, height=0.1, slack=0.002, probe_drop=0.45)
 
