@@ -2,7 +2,8 @@
 
     python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2
 
-Any setting of `python -m lldlib sweep` can stand in the grid, such as lr=4e-4 or steps=100. Whole
+Any setting of `python -m lldlib sweep` can stand in the grid, such as lr=4e-4 or updates_per_batch=80
+(the rows must split evenly, as 160 do not over the setting's 64). Whole
 runs are skipped, a killed one goes on from its last checkpoint. `lldlib report` reads them.
 """
 
@@ -19,6 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from lldlib.adapters.search import rollout_reward, search_rollout
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
+from lldlib.adapters.trl_config import TERMS
 from lldlib.config import TrainConfig
 from lldlib.rollout import Rollout
 from lldlib.runlog import Run
@@ -56,11 +58,7 @@ def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
         epsilon=loss.clip_low,
         epsilon_high=loss.clip_high,
         loss_type="bnpo",  # a token mean over the minibatch, as ours
-        llds_coef=loss.llds_coef,
-        llds_gate=loss.llds_gate,
-        llds_normalizer=loss.llds_normalizer,
-        llds_answer=loss.llds_answer,
-        lp_reg_coef=loss.lp_reg_coef,
+        **{name: getattr(loss, name) for name in TERMS},
         gradient_checkpointing=False,
         use_cpu=True,
         bf16=False,
