@@ -1,10 +1,11 @@
 """The built-in world trained by TRL with the adapter: a run folder per arm and seed, resumable.
 
-    python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2
+    python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2 \
+        updates_per_batch=80
 
-Any setting of `python -m lldlib sweep` can stand in the grid, such as lr=4e-4 or updates_per_batch=80
-(the rows must split evenly, as 160 do not over the setting's 64). Whole
-runs are skipped, a killed one goes on from its last checkpoint. `lldlib report` reads them.
+Any setting of `python -m lldlib sweep` can stand in the grid; updates_per_batch must, for TRL splits
+the 160 rows evenly, and 64 does not. Whole runs are skipped, a killed one goes on from its last
+checkpoint. `lldlib report` reads them.
 """
 
 import argparse
