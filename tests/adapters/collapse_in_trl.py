@@ -3,7 +3,7 @@
     python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2 \
         updates_per_batch=80
 
-Any setting of `python -m lldlib sweep` can stand in the grid; updates_per_batch must, for TRL splits
+Any setting of `python -m lldlib sweep` can stand in the grid; updates_per_batch must, as TRL splits
 the 160 rows evenly, and 64 does not. Whole runs are skipped, a killed one goes on from its last
 checkpoint. `lldlib report` reads them.
 """
