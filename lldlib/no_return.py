@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from lldlib.phases import collapse_batch
 from lldlib.presets import collapse_config
 from lldlib.report import summarise
 from lldlib.run import TrainingRun
 from lldlib.runlog import CONFIG, Run
-from lldlib.workers import Cell, train_cells
+from lldlib.workers import Cell, train_with_bar
 
 SUMMARY = "no_return.json"
 
@@ -40,7 +38,7 @@ def no_return(
         )
         for seed in dict.fromkeys(seeds)
     }
-    failures = _train(list(alone.values()), jobs, keep_checkpoints=True)
+    failures = train_with_bar(list(alone.values()), jobs, keep_checkpoints=True)
     branches = {
         (seed, step): Cell(cell.path.parent / f"llds_from={step}", cell.config)
         for seed, cell in alone.items()
@@ -53,7 +51,7 @@ def no_return(
             knobs = {"method": "llds", "loss": llds.loss}
             run = TrainingRun.branch(Run(alone[seed].path), step, cell.path, **knobs)
             run.writer.close()
-    failures |= _train(list(branches.values()), jobs, keep_checkpoints=False)
+    failures |= train_with_bar(list(branches.values()), jobs, keep_checkpoints=False)
     rows = [
         branch_row(Run(alone[seed].path), Run(cell.path), step)
         for (seed, step), cell in branches.items()
@@ -91,24 +89,6 @@ def points_of_no_return(rows: Sequence[Row]) -> dict[int, int | None]:
         )
         for seed in sorted({row["seed"] for row in rows})
     }
-
-
-def _train(cells: Sequence[Cell], jobs: int, *, keep_checkpoints: bool) -> dict[Path, str]:
-    """`train_cells` with one progress bar."""
-    done: dict[Path, int] = {}
-    with tqdm(total=sum(cell.config.steps for cell in cells), unit="batch") as bar:
-
-        def on_batch(cell: Cell, batches: int) -> None:
-            done[cell.path] = batches
-            bar.update(sum(done.values()) - bar.n)
-
-        def on_end(cell: Cell, error: str | None) -> None:
-            on_batch(cell, cell.config.steps)
-            bar.set_postfix_str(f"{cell.path.name} {'failed' if error else 'is whole'}")
-
-        return train_cells(
-            cells, jobs, keep_checkpoints=keep_checkpoints, on_batch=on_batch, on_end=on_end
-        )
 
 
 def _write(path: Path, rows: Sequence[Row]) -> None:

@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig
 from lldlib.methods import method
 from lldlib.presets import collapse_config
 from lldlib.report import summarise
 from lldlib.runlog import CONFIG, Run
-from lldlib.workers import Cell, train_cells
+from lldlib.workers import Cell, train_with_bar
 
 SUMMARY = "sweep.json"
 TYPES = {
@@ -40,26 +38,14 @@ def sweep(grid: Grid, out: Path, jobs: int) -> dict[Path, str]:
     `out`/sweep.json has a row for every whole run in `out`, also those of earlier grids: `cell`,
     the folder's name, and `report.summarise`. It is written anew after each run.
     """
-    cells = grid_cells(grid, out)
     rows = {path: _row(path) for path in sorted(out.glob("*")) if _is_whole(path)}
-    bar = tqdm(total=sum(cell.config.steps for cell in cells), unit="batch")
-    done: dict[Path, int] = {}
-
-    def on_batch(cell: Cell, batches: int) -> None:
-        done[cell.path] = batches
-        bar.update(sum(done.values()) - bar.n)
 
     def on_end(cell: Cell, error: str | None) -> None:
-        on_batch(cell, cell.config.steps)
-        bar.set_postfix_str(f"{cell.path.name} {'failed' if error else 'is whole'}")
         if error is None:
             rows[cell.path] = _row(cell.path)
         _write(out / SUMMARY, [rows[path] for path in sorted(rows)])
 
-    try:
-        return train_cells(cells, jobs, keep_checkpoints=False, on_batch=on_batch, on_end=on_end)
-    finally:
-        bar.close()
+    return train_with_bar(grid_cells(grid, out), jobs, keep_checkpoints=False, on_end=on_end)
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import transformers
+from tqdm import tqdm
 
 from lldlib.config import TrainConfig
 from lldlib.run import TrainingRun, saved_config
@@ -89,6 +90,32 @@ def train_cells(
             process.join()
         raise
     return failures
+
+
+def train_with_bar(
+    cells: Sequence[Cell],
+    jobs: int,
+    *,
+    keep_checkpoints: bool,
+    on_end: Callable[[Cell, str | None], None] | None = None,
+) -> dict[Path, str]:
+    """`train_cells` with one progress bar over the batches of all cells."""
+    done: dict[Path, int] = {}
+    with tqdm(total=sum(cell.config.steps for cell in cells), unit="batch") as bar:
+
+        def on_batch(cell: Cell, batches: int) -> None:
+            done[cell.path] = batches
+            bar.update(sum(done.values()) - bar.n)
+
+        def ended(cell: Cell, error: str | None) -> None:
+            on_batch(cell, cell.config.steps)
+            bar.set_postfix_str(f"{cell.path.name} {'failed' if error else 'is whole'}")
+            if on_end is not None:
+                on_end(cell, error)
+
+        return train_cells(
+            cells, jobs, keep_checkpoints=keep_checkpoints, on_batch=on_batch, on_end=ended
+        )
 
 
 def is_finished(cell: Cell) -> bool:
