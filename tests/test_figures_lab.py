@@ -64,7 +64,28 @@ def test_the_lab_shows_runs_side_by_side(tmp_path):
 def test_a_run_that_has_just_begun(tmp_path):
     writer = RunWriter.create(tmp_path / "new", describe(collapse_config("grpo", 0)))
     writer.close()
-    assert lab_figure({"A": Run(tmp_path / "new")}).axes[-1].get_xlim() == (0, 10)
+    figure = lab_figure({"A": Run(tmp_path / "new")})
+    assert figure.axes[-1].get_xlim() == (0, 10)
+    assert [texts(ax) for ax in figure.axes[1:]] == [["no batch yet"]] * 4
+    assert not any(len(ax.get_yticks()) for ax in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("norms", "scale", "limits"),
+    [([0.0, 0.0], "linear", (0, 1)), ([0.0, 3.0, 20.0], "log", (1, 100))],
+)
+@pytest.mark.filterwarnings("error")
+def test_gradient_norms_of_zero(tmp_path, norms, scale, limits):
+    """No group of a first batch need have a contrast; a log axis would warn of the zeros."""
+    writer = RunWriter.create(tmp_path / "run", describe(collapse_config("grpo", 0)))
+    for step, norm in enumerate(norms):
+        writer.metrics(step, {"reward/mean": 0.0, "grad/norm": norm})
+    writer.close()
+    figure = lab_figure({"A": Run(tmp_path / "run")})
+    figure.draw_without_rendering()
+    ax = figure.axes[-1]
+    assert ax.get_yscale() == scale and ax.get_ylim() == limits
+    assert texts(ax) == ["A"]
 
 
 def test_no_return():
