@@ -179,16 +179,6 @@ def test_end_labels_keep_their_order_and_do_not_touch():
         assert boxes[low].y1 <= boxes[high].y0 + 1
 
 
-def test_end_labels_of_lines_that_leave_the_axis_or_stop():
-    ax = Figure().subplots()
-    ends = {"off": [0.5, -9.0], "stops": [0.5, math.nan], "never": [math.nan, math.nan]}
-    for label, values in ends.items():
-        ax.plot([0, 1], values, label=label)
-    ax.set_ylim(0, 1)
-    figures.label_ends(ax)
-    assert {t.get_text(): t.get_position()[1] for t in ax.texts} == {"off": 0, "stops": 0.5}
-
-
 def test_phases_shade_their_batches_and_are_named_once():
     ax = Figure().subplots()
     ax.plot([0, 100], [0, 1])

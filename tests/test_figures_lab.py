@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from test_explore import case
 from test_figures import assert_readable, make_run, texts
 
 from lldlib.explore import TokenInfo, gate_values, proxy_values
-from lldlib.figures import COLOURS
+from lldlib.figures import COLOURS, label_ends
 from lldlib.figures_explore import (
     NO,
     NONE,
@@ -86,6 +87,16 @@ def test_gradient_norms_of_zero(tmp_path, norms, scale, limits):
     ax = figure.axes[-1]
     assert ax.get_yscale() == scale and ax.get_ylim() == limits
     assert texts(ax) == ["A"]
+
+
+def test_end_labels_of_lines_that_leave_the_axis_or_stop():
+    ax = Figure().subplots()
+    ends = {"off": [0.5, -9.0], "stops": [0.5, math.nan], "never": [math.nan, math.nan]}
+    for label, values in ends.items():
+        ax.plot([0, 1], values, label=label)
+    ax.set_ylim(0, 1)
+    label_ends(ax)
+    assert {t.get_text(): t.get_position()[1] for t in ax.texts} == {"off": 0, "stops": 0.5}
 
 
 def test_no_return():
