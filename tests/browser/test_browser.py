@@ -68,7 +68,7 @@ def command(page, name: str) -> None:
 
 
 def open_lab(page, url: str) -> None:
-    page.goto(url)
+    page.goto(f"{url}?reset")  # or the tabs of the last test come back, and one of them is run
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
     page.evaluate("() => window.jupyterapp.restored")
     # the page calls a kernel idle before it is connected, and what is run then is lost
