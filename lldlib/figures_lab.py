@@ -86,17 +86,19 @@ def lab_figure(runs: Mapping[str, Run]) -> Figure:
     grid = room | {"height_ratios": ratios, "hspace": 0.15}
     axes = list(figure.subplots(len(ratios), 1, sharex=True, gridspec_kw=grid))
     panels = axes[len(runs) :]
-    panels[-1].set_yscale("log")
     arms = {name: [run] for name, run in runs.items()}
+    positive = any(value > 0 for run in runs.values() for value in run.series("grad/norm")[1])
+    panels[-1].set_yscale("log" if positive else "linear")  # a log axis has no place for a 0
     for ax, (key, ylabel) in zip(panels, PANELS.items(), strict=True):
         metric_panel(ax, arms, key, ylabel, seeds=True, line="-")
         ax.yaxis.label.set_fontsize(SMALL)
-        if ax is panels[-1]:
-            whole_decades(ax)  # before names are put where the lines end
+        if ax is panels[-1]:  # before names are put where the lines end
+            whole_decades(ax) if positive else ax.set_ylim(0, 1)
         if any(line.get_label() in runs for line in ax.lines):
             label_ends(ax)
         if not any(run.metrics for run in runs.values()):
             ax.texts[0].set_text("no batch yet")
+            ax.set_yticks([])
     panels[-1].set_xlabel(BATCH, fontsize=TEXT)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     # beyond the last batch there is nothing to see
@@ -107,8 +109,11 @@ def lab_figure(runs: Mapping[str, Run]) -> Figure:
 
 
 def whole_decades(ax: Axes) -> Axes:
-    """Let a log axis run from one power of ten to another, so that both are labelled."""
-    values = [y for line in ax.lines for y in line.get_ydata() if y > 0] or [1.0]
+    """Let a log axis run from one power of ten to another, so that both are labelled.
+
+    A line of it has to have a value over 0.
+    """
+    values = [y for line in ax.lines for y in line.get_ydata() if y > 0]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     ax.set_ylim(10**low, 10 ** max(high, low + 1))
     ax.yaxis.set_minor_formatter(NullFormatter())

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from test_explore import case
 from test_figures import assert_readable, make_run, texts
 
 from lldlib.explore import TokenInfo, gate_values, proxy_values
-from lldlib.figures import COLOURS
+from lldlib.figures import COLOURS, label_ends
 from lldlib.figures_explore import (
     NO,
     NONE,
@@ -64,7 +65,38 @@ def test_the_lab_shows_runs_side_by_side(tmp_path):
 def test_a_run_that_has_just_begun(tmp_path):
     writer = RunWriter.create(tmp_path / "new", describe(collapse_config("grpo", 0)))
     writer.close()
-    assert lab_figure({"A": Run(tmp_path / "new")}).axes[-1].get_xlim() == (0, 10)
+    figure = lab_figure({"A": Run(tmp_path / "new")})
+    assert figure.axes[-1].get_xlim() == (0, 10)
+    assert [texts(ax) for ax in figure.axes[1:]] == [["no batch yet"]] * 4
+    assert not any(len(ax.get_yticks()) for ax in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("norms", "scale", "limits"),
+    [([0.0, 0.0], "linear", (0, 1)), ([0.0, 3.0, 20.0], "log", (1, 100))],
+)
+@pytest.mark.filterwarnings("error")
+def test_gradient_norms_of_zero(tmp_path, norms, scale, limits):
+    """No group of a first batch need have a contrast; a log axis would warn of the zeros."""
+    writer = RunWriter.create(tmp_path / "run", describe(collapse_config("grpo", 0)))
+    for step, norm in enumerate(norms):
+        writer.metrics(step, {"reward/mean": 0.0, "grad/norm": norm})
+    writer.close()
+    figure = lab_figure({"A": Run(tmp_path / "run")})
+    figure.draw_without_rendering()
+    ax = figure.axes[-1]
+    assert ax.get_yscale() == scale and ax.get_ylim() == limits
+    assert texts(ax) == ["A"]
+
+
+def test_end_labels_of_lines_that_leave_the_axis_or_stop():
+    ax = Figure().subplots()
+    ends = {"off": [0.5, -9.0], "stops": [0.5, math.nan], "never": [math.nan, math.nan]}
+    for label, values in ends.items():
+        ax.plot([0, 1], values, label=label)
+    ax.set_ylim(0, 1)
+    label_ends(ax)
+    assert {t.get_text(): t.get_position()[1] for t in ax.texts} == {"off": 0, "stops": 0.5}
 
 
 def test_no_return():

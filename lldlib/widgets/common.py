@@ -34,6 +34,14 @@ def control(kind: type, label: str, tip: str, width: int, **given: Any) -> ipywi
     return kind(description=label, tooltip=tip, style=WIDE, layout=layout, **given)
 
 
+def choice(options: Iterable[str], tip: str) -> ipywidgets.ToggleButtons:
+    """Buttons of which one is down. Put a label in front: their own would stand above them."""
+    made = ipywidgets.ToggleButtons(options=list(options))
+    made.tooltips = [tip] * len(made.options)
+    made.style.button_width = "90px"
+    return made
+
+
 def row(children: Iterable[ipywidgets.Widget]) -> ipywidgets.HBox:
     """Controls side by side, in as many lines as they need."""
     layout = ipywidgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="2px 14px")

@@ -16,7 +16,7 @@ from lldlib.figures_explore import gate_figure, proxy_figure
 from lldlib.postmortem import PostMortem, mean_logp, post_mortem, post_mortem_figure
 from lldlib.report import summarise
 from lldlib.runlog import Run
-from lldlib.widgets.common import control, picture, png, row
+from lldlib.widgets.common import choice, control, picture, png, row
 from lldlib.widgets.token_view import TokenView
 
 VALUES = {
@@ -50,11 +50,8 @@ class GateExplorer(ipywidgets.VBox):
             for t in places
         }
         tips = ("where the fall must sum to more than 0", "weight of answer tokens (LLDS-MA)")
-        self.gate = control(
-            ipywidgets.ToggleButtons, "gate", tips[0], 420, options=["token", "action", "response"]
-        )
+        self.gate = choice(["token", "action", "response"], tips[0])
         self.gate.value = "action"
-        self.gate.style.button_width = "90px"
         self.answer = control(
             ipywidgets.FloatSlider, "answer weight", tips[1], 280, value=1.0, min=0, max=1, step=0.1
         )
@@ -65,8 +62,8 @@ class GateExplorer(ipywidgets.VBox):
         for part in (*self.changes.values(), self.gate, self.answer, self.coef):
             part.observe(self._show, "value")
         title = ipywidgets.HTML("change of each token of row 1 (nats):")
-        controls = [row([self.gate, self.answer, self.coef]), title, row(self.changes.values())]
-        super().__init__([*controls, self.picture])
+        knobs = row([ipywidgets.Label("gate"), self.gate, self.answer, self.coef])
+        super().__init__([knobs, title, row(self.changes.values()), self.picture])
         self._show()
 
     def _show(self, _change: object = None) -> None:
@@ -91,14 +88,7 @@ class ProxyExplorer(ipywidgets.VBox):
         self.case = control(
             ipywidgets.Dropdown, "next token", "which distribution", 420, options=list(cases)
         )
-        self.filtering = control(
-            ipywidgets.ToggleButtons,
-            "filter",
-            "how it drops tokens",
-            330,
-            options=["min-p", "fixed"],
-        )
-        self.filtering.style.button_width = "90px"
+        self.filtering = choice(["min-p", "fixed"], "how it drops tokens")
         options = [0.0, *(round(m * 10.0**-e, 6) for e in (4, 3, 2, 1) for m in (1, 2, 5)), 0.9]
         self.threshold = control(
             ipywidgets.SelectionSlider,
@@ -111,7 +101,8 @@ class ProxyExplorer(ipywidgets.VBox):
         self.picture = picture(470)
         for part in (self.case, self.filtering, self.threshold):
             part.observe(self._show, "value")
-        super().__init__([row([self.case, self.filtering]), self.threshold, self.picture])
+        knobs = row([self.case, ipywidgets.Label("filter"), self.filtering])
+        super().__init__([knobs, self.threshold, self.picture])
         self._show()
 
     def _show(self, _change: object = None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WAIT = 300  # seconds until a condition that does not come true fails its test; usually a few
+WAIT = 600  # seconds until a condition that does not come true fails its test; usually a few
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     # every cell is in the page, not only those on the screen
