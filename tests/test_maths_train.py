@@ -24,7 +24,8 @@ from lldlib.sums import SumsConfig, solution, sum_questions, sums_policy
 from lldlib.types import Question, StopReason
 from lldlib.warmstart import save_policy
 
-COPY = SumsConfig(terms=1, steps=40, batch=16, width=16, layers=1, heads=2)  # "3 = ?" is 3
+# "3 = ?" is 3; so few updates teach the form of an answer, and the digit is a guess
+GUESS = SumsConfig(terms=1, steps=80, batch=16, lr=1e-2, width=32, layers=1, heads=2)
 
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
@@ -73,7 +74,7 @@ def test_question_answering_keeps_the_tag_and_the_exact_match():
     ],
 )
 def test_a_rollout_ends_with_the_boxed_answer(said, answer, stop):
-    tokenizer = sums_policy(0, replace(COPY, steps=0)).tokenizer
+    tokenizer = sums_policy(0, replace(GUESS, steps=0)).tokenizer
     limits = {"max_searches": 0, "max_tokens": 60}
     (episode,), _ = play(
         tokenizer, [[("a", said)]], retriever=NoRetriever(), protocol=MATHS, **limits
@@ -116,8 +117,9 @@ def test_there_are_only_so_many_sums():
 def test_a_source_is_a_file_or_a_task_of_the_hub(tmp_path, monkeypatch):
     write_rows(tmp_path / "m.jsonl", [{"id": "a", "question": "q", "golden_answers": ["1"]}])
     assert load_source(str(tmp_path / "m.jsonl"), "maths") == [Question("a", "q", ("1",))]
-    monkeypatch.setattr(benchmarks, "load_from_hub", lambda task: [task.name])
-    assert load_source("hub:dapo", "maths") == ["dapo"]
+    asked = Question("u-1", "q", ("34",))
+    monkeypatch.setattr(benchmarks, "load_from_hub", lambda task: {"dapo": [asked]}[task.name])
+    assert load_source("hub:dapo", "maths") == [asked]
     with pytest.raises(ValueError, match=r"hub:dapo is no qa task: .* hub:nq"):
         load_source("hub:dapo", "qa")
     with pytest.raises(ValueError, match="hub:none is no maths task"):
@@ -126,12 +128,12 @@ def test_a_source_is_a_file_or_a_task_of_the_hub(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> TrainConfig:
-    """A small run on copied digits, by a model that has half learnt to copy them."""
+    """A small run on digits to be copied, by a model that guesses them."""
     folder = tmp_path_factory.mktemp("maths")
-    save_policy(sums_policy(0, COPY), folder / "policy")
+    save_policy(sums_policy(0, GUESS), folder / "policy")
     rows = [
         {"id": q.id, "question": q.text, "golden_answers": [f"${q.answers[0]}.0$"]}
-        for q in sum_questions(5, 0, COPY)
+        for q in sum_questions(5, 0, GUESS)
     ]
     write_rows(folder / "math.jsonl", rows)
     return TrainConfig(
