@@ -4,8 +4,9 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from lldlib.config import Kind
 from lldlib.tasks import load_questions, to_questions
 from lldlib.types import Question
 
@@ -31,7 +32,7 @@ class Task:
 
     name: str
     title: str  # the papers' column
-    kind: Literal["qa", "maths"]
+    kind: Kind
     file: str | None  # name in a folder of normalised files, without .jsonl or .jsonl.gz
     hub: Hub | None
     samples: int = 1  # answers to each question
@@ -142,6 +143,20 @@ def load_from_hub(task: Task) -> list[Question]:
 
     rows = load_dataset(hub.path, hub.config, split=hub.split, revision=hub.revision)
     return to_questions(map_rows(rows, hub), f"{hub.path} {hub.split}")
+
+
+def load_source(source: str, kind: Kind) -> list[Question]:
+    """The questions of a JSONL file, or of `hub:NAME`, a task of TASKS of this kind.
+
+    Raises ValueError for an unknown task or one of another kind, and what the loaders raise.
+    """
+    if not source.startswith("hub:"):
+        return load_questions(source)
+    task = TASKS.get(source.removeprefix("hub:"))
+    if task is None or task.kind != kind:
+        known = ", ".join(f"hub:{task.name}" for task in TASKS.values() if task.kind == kind)
+        raise ValueError(f"{source} is no {kind} task: use a JSONL file, or one of {known}")
+    return load_from_hub(task)
 
 
 def map_rows(rows: Iterable[Mapping[str, Any]], hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,6 +8,7 @@ Gate = Literal["action", "response", "token"]
 AnswerSchedule = Literal["none", "paper", "code"]
 Preserve = Literal["nonnegative", "positive"]
 Precision = Literal["float32", "bfloat16"]
+Kind = Literal["qa", "maths"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 
@@ -81,7 +82,8 @@ class LoadConfig:
 class DataConfig:
     """Questions and passages of a run; without `train` they are those of the built-in world."""
 
-    train: tuple[str, ...] = ()  # JSONL files of questions
+    train: tuple[str, ...] = ()  # JSONL files of questions, or hub:NAME such as hub:dapo
+    kind: Kind = "qa"  # qa: search, exact match; maths: no search, boxed answers by math-verify
     heldout: tuple[str, ...] = ()  # the same, for the held-out exact match
     heldout_limit: int = 120  # questions of each held-out file
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service

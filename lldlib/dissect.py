@@ -9,7 +9,6 @@ from lldlib.advantages import group_advantages
 from lldlib.batching import collate
 from lldlib.config import LossConfig
 from lldlib.explore import TokenInfo, batch_tokens
-from lldlib.rewards import exact_match
 from lldlib.scoring import score_sorted
 from lldlib.train import Trainer
 
@@ -33,7 +32,7 @@ def dissect(trainer: Trainer, loss: LossConfig) -> list[Dissected]:
     config, policy = trainer.config, trainer.policy
     before, temperature = copy.deepcopy(policy.model), config.rollout.temperature
     _, episodes = trainer.step()
-    rewards = [exact_match(e.answer, e.question.answers) for e in episodes]
+    rewards = [policy.protocol.reward(e.answer, e.question.answers) for e in episodes]
     size = config.rollout.group_size
     groups = [row // size for row in range(len(episodes))]
     batch = collate(episodes, rewards, groups, trainer.rollout.text)

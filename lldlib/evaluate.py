@@ -1,11 +1,11 @@
-"""Held-out evaluation: one episode a question, exact match and F1 (SQuAD normalisation)."""
+"""Held-out evaluation: one episode a question, scored by the protocol's rule, and F1 (SQuAD)."""
 
 from dataclasses import dataclass
 
 import torch
 
 from lldlib.policies import Policy
-from lldlib.rewards import exact_match, f1
+from lldlib.rewards import f1
 from lldlib.rollout import Rollout
 from lldlib.types import Episode, Question
 
@@ -14,14 +14,9 @@ from lldlib.types import Episode, Question
 class Evaluation:
     """Scores of one policy on one set of questions."""
 
-    em: float  # mean exact match, 0 to 1
+    em: float  # mean exact match, or for maths share of right answers, 0 to 1
     f1: float  # mean token F1, 0 to 1
     episodes: list[Episode]
-
-    @property
-    def exact(self) -> list[float]:
-        """Exact match per question, in order."""
-        return [exact_match(e.answer, e.question.answers) for e in self.episodes]
 
 
 def evaluate(
@@ -46,7 +41,7 @@ def evaluate(
         episodes += rollout.run(policy.model, part, temperature=temperature, generator=generator)
     pairs = [(e.answer, e.question.answers) for e in episodes]
     return Evaluation(
-        em=sum(exact_match(a, g) for a, g in pairs) / len(pairs),
+        em=sum(rollout.protocol.reward(a, g) for a, g in pairs) / len(pairs),
         f1=sum(f1(a, g) for a, g in pairs) / len(pairs),
         episodes=episodes,
     )

@@ -1,7 +1,9 @@
 """Maths questions: the prompt, the boxed answer and its check (extra `benchmarks`: math-verify)."""
 
+import importlib.util
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lldlib.protocol import Protocol
 
@@ -20,8 +22,22 @@ class MathsProtocol(Protocol):
         """The text that opens an episode."""
         return f"{self.chat[0]}{question.strip()}\n{self.instruction}\n{self.chat[1]}"
 
+    def final_answer(self, said: str, tagged: str | None) -> str | None:
+        """What the last complete box of all that was said holds; else the <answer>, if any."""
+        return boxed(said) or tagged
+
+    def reward(self, answer: str | None, accepted: tuple[str, ...]) -> float:
+        """1.0 if the answer is mathematically equal to an accepted one, else 0.0."""
+        return is_right(answer, accepted)
+
 
 MATHS = MathsProtocol(INSTRUCTION, invalid_message="")
+
+
+def need_math_verify() -> None:
+    """ValueError, saying what to install, where math-verify is missing."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise ValueError("maths needs math-verify: pip install -e '.[benchmarks]'")
 
 
 def boxed(text: str) -> str | None:
@@ -49,15 +65,15 @@ def is_right(prediction: str | None, answers: tuple[str, ...]) -> float:
     bare = [_bare(answer) for answer in answers]
     if mine.replace(" ", "") in {answer.replace(" ", "") for answer in bare}:
         return 1.0
+    return float(any(_equal(mine, answer) for answer in bare))
+
+
+@lru_cache(4096)  # rollouts of one question repeat their answers
+def _equal(mine: str, answer: str) -> bool:
     from math_verify import parse, verify
 
-    read = parse(f"${mine}$", parsing_timeout=LIMIT)
-    return float(
-        any(
-            verify(parse(f"${answer}$", parsing_timeout=LIMIT), read, timeout_seconds=LIMIT)
-            for answer in bare
-        )
-    )
+    gold, read = (parse(f"${text}$", parsing_timeout=LIMIT) for text in (answer, mine))
+    return verify(gold, read, timeout_seconds=LIMIT)
 
 
 def _bare(text: str) -> str:

@@ -8,6 +8,7 @@ import copy
 import importlib.util
 import json
 import tempfile
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +188,9 @@ def with_adapters(model: nn.Module, lora: LoraSettings) -> nn.Module:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # peft asks for this property by the name that transformers has replaced
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
         torch.manual_seed(0)
         return get_peft_model(model, settings)
 

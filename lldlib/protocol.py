@@ -1,6 +1,7 @@
 """The tag protocol of Search-R1 (arXiv 2503.09516): think, search, read, answer.
 
-The only place that parses what the policy writes and renders what the environment says. Retrieved
+The only place that parses what the policy writes and renders what the environment says; it also
+says what an answer earns, so that training and evaluation follow the task's own rule. Retrieved
 text is data: it is rendered into the context and never parsed, so a passage that holds
 `</information><answer>x</answer>` neither ends a turn nor scores.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lldlib.retrieval import Passage
+from lldlib.rewards import exact_match
 from lldlib.types import Span
 
 CLOSING_TAGS = ("</search>", "</answer>")
@@ -75,6 +77,14 @@ class Protocol:
             return tokens
         end = encode(END_OF_INFORMATION)
         return tokens[: limit - len(end)] + end
+
+    def final_answer(self, said: str, tagged: str | None) -> str | None:
+        """What an episode answers: the <answer> it ended with, of all that the policy said."""
+        return tagged
+
+    def reward(self, answer: str | None, accepted: tuple[str, ...]) -> float:
+        """What the answer earns: its exact match with an accepted one, 0 or 1."""
+        return exact_match(answer, accepted)
 
     def in_chat(self, tokenizer) -> "Protocol":
         """The same protocol inside the tokenizer's chat template, if it has one.

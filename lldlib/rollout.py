@@ -112,12 +112,17 @@ class Rollout:
             )
             self._advance(running, drawn.tolist(), logp.tolist())
             running = self._drop_finished(running, decoder)
-        return [row.episode() for row in rows]
+        return [self._end(row) for row in rows]
 
     def _start(self, question: Question, chance: list[float]) -> _Row:
         tokens = self.text.encode(self.protocol.prompt(question.text))
         prompt = Turn("prompt", tokens, [0.0] * len(tokens))
         return _Row(question, list(tokens), [prompt], chance)
+
+    def _end(self, row: _Row) -> Episode:
+        own = [token for turn in row.turns if turn.role == "action" for token in turn.tokens]
+        row.answer = self.protocol.final_answer(self.text.tokenizer.decode(own), row.answer)
+        return row.episode()
 
     def _drop_finished(
         self, running: list[_Row], decoder: LockstepDecoder | RaggedDecoder

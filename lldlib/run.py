@@ -16,7 +16,6 @@ from lldlib.config import DataConfig, LoadConfig, LossConfig, RolloutConfig, Tra
 from lldlib.evaluate import evaluate
 from lldlib.phases import ALARM_KEYS, AlarmRule, alarm
 from lldlib.policies import Policy
-from lldlib.rewards import exact_match
 from lldlib.runlog import Run, RunWriter
 from lldlib.setting import make_setting, probe_set
 from lldlib.train import Trainer
@@ -183,7 +182,7 @@ def record(episode: Episode, policy: Policy) -> dict:
         "question": episode.question.text,
         "answers": list(episode.question.answers),
         "answer": episode.answer,
-        "reward": exact_match(episode.answer, episode.question.answers),
+        "reward": policy.protocol.reward(episode.answer, episode.question.answers),
         "stop": episode.stop.value,
         "turns": [
             {

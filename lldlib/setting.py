@@ -1,19 +1,19 @@
 """What a run needs besides its config: the policy, questions, passages, and the fixed probe set."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from lldlib.batching import collate
+from lldlib.benchmarks import load_source
 from lldlib.config import RolloutConfig, TrainConfig
+from lldlib.maths import MATHS, need_math_verify
 from lldlib.policies import Policy, load_as
 from lldlib.retrieval import BM25Retriever, Retriever
 from lldlib.retrieval.choice import open_retriever
-from lldlib.rewards import exact_match
 from lldlib.rollout import Rollout
-from lldlib.tasks import load_questions
 from lldlib.types import Batch, Question
 from lldlib.world import World
 
@@ -41,22 +41,35 @@ def make_setting(config: TrainConfig) -> Setting:
 def data_setting(config: TrainConfig) -> Setting:
     """Questions of files, and one retriever for training and held-out questions alike.
 
-    Raises ValueError for a held-out evaluation without files, and what loading raises.
+    The policy is asked by the protocol of the questions' kind, which also says what earns a reward.
+    Raises ValueError for a held-out evaluation without files, for maths with searches, and what
+    loading raises.
     """
     data = config.data
     if config.eval_every and not data.heldout:
         raise ValueError("no held-out questions: name files in data.heldout, or eval_every 0")
+    if data.kind == "maths":
+        _check_maths(config.rollout)
     corpus, index = (None if path is None else Path(path) for path in (data.corpus, data.index))
-    retriever = open_retriever(data.retriever, corpus, index)
+    retriever = open_retriever("none" if data.kind == "maths" else data.retriever, corpus, index)
     policy = load_as(config.policy, config.load)
-    heldout = [load_questions(file)[: data.heldout_limit] for file in data.heldout]
+    if data.kind == "maths":
+        policy = replace(policy, protocol=MATHS.in_chat(policy.tokenizer))
+    heldout = [load_source(source, data.kind)[: data.heldout_limit] for source in data.heldout]
     return Setting(
         policy=policy,
-        train_questions=[q for file in data.train for q in load_questions(file)],
+        train_questions=[q for source in data.train for q in load_source(source, data.kind)],
         heldout_questions=[question for questions in heldout for question in questions],
         train_retriever=retriever,
         heldout_rollout=Rollout(policy.tokenizer, policy.protocol, retriever, config.rollout),
     )
+
+
+def _check_maths(rollout: RolloutConfig) -> None:
+    """ValueError where maths could not be asked or checked."""
+    need_math_verify()
+    if rollout.max_searches:
+        raise ValueError("maths is answered without search: set rollout.max_searches to 0")
 
 
 def builtin_setting(config: TrainConfig) -> Setting:
@@ -91,7 +104,8 @@ def probe_set(
         temperature=rollout.temperature,
         generator=torch.Generator(next(policy.model.parameters()).device).manual_seed(99),
     )
-    right = [e for e in episodes if exact_match(e.answer, e.question.answers) == 1.0][:PROBE_ROWS]
+    reward = policy.protocol.reward
+    right = [e for e in episodes if reward(e.answer, e.question.answers) == 1.0][:PROBE_ROWS]
     if not right:
         raise ValueError(
             "the starting policy answers nothing: warm-start it first, or check its protocol"

@@ -22,7 +22,6 @@ from lldlib.objective import LossInputs, compute_loss, needs
 from lldlib.pieces import backward_through, leaf_scores
 from lldlib.policies import Policy, adapters_off, reference_model
 from lldlib.retrieval import Retriever
-from lldlib.rewards import exact_match
 from lldlib.rollout import Rollout
 from lldlib.scoring import Scores, score, score_sorted
 from lldlib.trainstate import make_optimizer, pack, trainable, unpack
@@ -110,7 +109,8 @@ class Trainer:
             temperature=self.config.rollout.temperature,
             generator=generator,
         )
-        rewards = [exact_match(e.answer, e.question.answers) for e in episodes]
+        reward = self.policy.protocol.reward
+        rewards = [reward(e.answer, e.question.answers) for e in episodes]
         groups = [row // size for row in range(len(episodes))]
         return episodes, collate(episodes, rewards, groups, self.rollout.text).to(self.device)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import nn
 from tqdm import tqdm
 
@@ -60,7 +61,7 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
         questions = permuted.sample_questions(rng, config.batch, "train")
         style = PLAIN if step < config.plain_steps else config.demonstrations
         rows = [_tokens(text, policy, q, permuted, retriever, rng, style) for q in questions]
-        loss = _loss(model, rows)
+        loss = supervised_loss(model, rows)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -98,7 +99,10 @@ def _tokens(text, policy, question, world, retriever, rng, style) -> tuple[list[
     return tokens, labels
 
 
-def _loss(model: nn.Module, rows: list[tuple[list[int], list[int]]]) -> torch.Tensor:
+def supervised_loss(
+    model: nn.Module, rows: list[tuple[list[int], list[int]]]
+) -> Float[torch.Tensor, ""]:
+    """Mean cross-entropy (nats) of rows (tokens, labels); a label of -100 is not learnt."""
     width = max(len(tokens) for tokens, _ in rows)
     tokens = torch.tensor([t + [0] * (width - len(t)) for t, _ in rows])
     labels = torch.tensor([label + [-100] * (width - len(label)) for _, label in rows])

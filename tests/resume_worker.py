@@ -12,15 +12,13 @@ from pathlib import Path
 
 import helpers  # one thread, as in the tests
 
-from lldlib import run, runlog, setting, train
+from lldlib import protocol, run, runlog, setting
 from lldlib.config import RolloutConfig, TrainConfig
 from lldlib.methods import METHODS
 
 # A random policy never answers right, so any answer is worth 1; and there are fewer questions.
 PATCHES = [
-    (run, "exact_match", lambda answer, accepted: float(answer is not None)),
-    (setting, "exact_match", lambda answer, accepted: float(answer is not None)),
-    (train, "exact_match", lambda answer, accepted: float(answer is not None)),
+    (protocol, "exact_match", lambda answer, accepted: float(answer is not None)),
     (setting, "PROBE_ROWS", 6),
     (setting, "HELDOUT_QUESTIONS", 6),
     (setting, "TRAIN_QUESTIONS", 60),

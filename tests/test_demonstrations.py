@@ -13,7 +13,7 @@ from lldlib.demonstrations import FILLER, demonstrate, filler
 from lldlib.protocol import TINY, parse_action
 from lldlib.rewards import exact_match
 from lldlib.rollout import Rollout, TokenText
-from lldlib.warmstart import _loss, _tokens, warm_start
+from lldlib.warmstart import _tokens, supervised_loss, warm_start
 
 NOISY = DemonstrationConfig()
 CLEAN = replace(NOISY, corrupt=0.0, stop_early=0.0)
@@ -121,7 +121,7 @@ def test_the_loss_is_over_the_policys_tokens_only():
     model = tiny_policy().model
     rows = [([11, 12, 13, 14], [-100, -100, 13, -100]), ([15, 16], [-100, 16])]
     with torch.no_grad():
-        got = _loss(model, rows)
+        got = supervised_loss(model, rows)
         parts = []
         for tokens, at in (([11, 12], 13), ([15], 16)):  # each row alone, no padding
             logits = model(input_ids=torch.tensor([tokens])).logits[0, -1]
@@ -142,7 +142,7 @@ def test_the_warm_start_trains_and_its_seed_sets_the_weights():
     rows = [_tokens(text, one, q, world(), retriever(), rng, NOISY) for q in world_questions(10)]
     start = warm_start(world(), replace(MICRO, steps=0), progress=False)
     with torch.no_grad():
-        assert _loss(one.model, rows) < _loss(start.model, rows)
+        assert supervised_loss(one.model, rows) < _loss(start.model, rows)
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
     other = warm_start(world(), replace(MICRO, seed=1, steps=0), progress=False)

@@ -1,6 +1,7 @@
 """The estimate of memory: parameter counts as published, peaks as measured, the verdict."""
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from lldlib.fit import NF4_BYTES, Fit, Live, Shape, estimate
 from lldlib.lean import head_scores
 from lldlib.listed import LISTED, configuration
-from lldlib.policies import LoraSettings, Policy, load_policy, tiny_model
+from lldlib.policies import LoraSettings, Policy, load_policy, tiny_model, with_adapters
 from lldlib.warmstart import save_policy
 
 PLAIN = {"quantize": None, "lora": None, "dtype": "float32", "reference": True}
@@ -110,6 +111,13 @@ def test_the_verdict():
     tight = dataclasses.replace(fit, available=10.9e9)
     assert not tight.fits and "does NOT fit in 10.9 GB" in tight.table()
     assert "weights" in fit.table() and "6.00 GB  always" in fit.table()
+
+
+def test_adapters_are_made_without_a_warning():
+    model = tiny_model(10, width=8, layers=1, heads=2, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert with_adapters(model, LoraSettings(1, 1)).peft_config
 
 
 def test_live_bytes_are_counted_once_and_given_back():

@@ -61,6 +61,7 @@ LAYERS = {  # every module, or the package it lies in
         "run",
         "setting",
         "sft",
+        "sums",
         "train",
         "trainstate",
         "warmstart",

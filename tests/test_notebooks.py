@@ -145,6 +145,15 @@ def test_it_runs_and_its_solutions_pass(path):
         ("check_answer_mask", lambda words: [False] * len(words), "wrong", "The tags belong"),
         ("check_displacement", lambda old, new, rewards: 0.0, "wrong", "Rows 0 and 2"),
         ("check_nthr_score", lambda right, wrong: 4, "wrong", "Sum over the right tokens"),
+        (
+            "check_last_box",
+            lambda text: text[text.find("{") + 1 : text.rfind("}")],
+            "wrong",
+            "last",
+        ),
+        ("check_pass_at_k", lambda n, c, k: c / n, "wrong", "C(n - c, k)"),
+        ("check_cache_bytes", lambda n, h, d, t, b, i: n * h * d * t * b * i, "wrong", "two num"),
+        ("check_lora_parameters", lambda r, s: sum(a * b for a, b in s), "wrong", "rank x in"),
         ("check_action_gate", lambda f, a: [max(0.0, x) for x in f], "wrong", "Action 1 fell"),
     ],
 )

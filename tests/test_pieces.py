@@ -6,14 +6,14 @@ import pytest
 import torch
 from helpers import MICRO, micro_trainer, weights
 
-from lldlib import train
+from lldlib import protocol
 from lldlib.methods import METHODS
 
 
 @pytest.fixture(autouse=True)
 def answering_pays(monkeypatch):
     """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: float(answer is not None))
+    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: float(answer is not None))
 
 
 EVERY_TERM = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import MICRO, random_batch, retriever, tiny_policy, weights, world_questions
 
-from lldlib import train
+from lldlib import protocol
 from lldlib.config import LossConfig, RolloutConfig
 from lldlib.listed import LISTED
 from lldlib.policies import (
@@ -159,7 +159,7 @@ def test_checkpointing_changes_no_gradient(folder, quantize):
 def test_a_qlora_training_step_and_its_checkpoint(folder, monkeypatch):
     """KL to the reference from two updates on; only adapters move; a resumed run is the same."""
     rewards = itertools.cycle([0.0, 1.0])  # a random model earns nothing
-    monkeypatch.setattr(train, "exact_match", lambda *_: next(rewards))
+    monkeypatch.setattr(protocol, "exact_match", lambda *_: next(rewards))
     config = dataclasses.replace(MICRO, loss=LossConfig(kl_coef=0.1, llds_coef=0.5))
 
     def trainer():

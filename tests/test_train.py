@@ -20,7 +20,7 @@ from helpers import (
     weights,
 )
 
-from lldlib import train
+from lldlib import protocol, train
 from lldlib.advantages import group_advantages
 from lldlib.config import LossConfig
 from lldlib.glossary import describe
@@ -31,7 +31,7 @@ from lldlib.train import ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
 @pytest.fixture(autouse=True)
 def answering_pays(monkeypatch):
     """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: float(answer is not None))
+    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: float(answer is not None))
 
 
 def untimed(metrics: dict) -> dict:

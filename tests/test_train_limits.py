@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from helpers import BARE, MICRO, after, micro_trainer, same, spied, weights
 
-from lldlib import train
+from lldlib import protocol, train
 from lldlib.config import LossConfig
 
 
 @pytest.fixture(autouse=True)
 def answering_pays(monkeypatch):
     """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: float(answer is not None))
+    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: float(answer is not None))
 
 
 # -- batches from which nothing can be learned ---------------------------------------------------
@@ -22,7 +22,7 @@ def answering_pays(monkeypatch):
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_batch_without_contrast_changes_nothing(monkeypatch, reward):
-    monkeypatch.setattr(train, "exact_match", lambda answer, accepted: reward)
+    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: reward)
     run = micro_trainer()
     before = weights(run)
     metrics, _ = run.step()

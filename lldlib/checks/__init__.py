@@ -1,5 +1,6 @@
 """Graders of the notebooks' exercises: each takes the reader's function and says how to go on."""
 
+from lldlib.checks.budget import check_cache_bytes, check_lora_parameters
 from lldlib.checks.episodes import (
     check_action_mask,
     check_answer_mask,
@@ -17,6 +18,7 @@ from lldlib.checks.lp_reg import (
     check_proxy,
     check_rare_and_wrong,
 )
+from lldlib.checks.maths import check_last_box, check_pass_at_k
 from lldlib.checks.runs import (
     balanced_accuracy,
     check_diagnosis,
@@ -37,17 +39,21 @@ __all__ = [
     "check_action_gate",
     "check_action_mask",
     "check_answer_mask",
+    "check_cache_bytes",
     "check_diagnosis",
     "check_displacement",
     "check_divisor",
     "check_entropy",
     "check_floor_ratio",
     "check_last_batch_above",
+    "check_last_box",
+    "check_lora_parameters",
     "check_lost_likelihood",
     "check_masked_mean",
     "check_nthr_score",
     "check_order_of",
     "check_paired_difference",
+    "check_pass_at_k",
     "check_probe_loss",
     "check_protected",
     "check_proxy",

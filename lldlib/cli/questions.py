@@ -45,6 +45,7 @@ def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
 def _benchmarks(command: Evaluate) -> int:
     from lldlib.benchmarks import find_tasks, load_benchmark, load_from_hub
     from lldlib.exam import Exam, prediction_file
+    from lldlib.maths import need_math_verify
     from lldlib.retrieval import NoRetriever
     from lldlib.retrieval.choice import open_retriever
     from lldlib.scores import compare, read_predictions, score_task
@@ -54,8 +55,8 @@ def _benchmarks(command: Evaluate) -> int:
     command.exam.check()
     folder = None if str(command.benchmarks) == "hub" else command.benchmarks
     tasks = find_tasks(command.tasks, folder)
-    if any(t.kind == "maths" for t in tasks) and importlib.util.find_spec("math_verify") is None:
-        raise ValueError("maths needs math-verify: pip install -e '.[benchmarks]'")
+    if any(task.kind == "maths" for task in tasks):
+        need_math_verify()
     questions = {
         task.name: load_benchmark(task, folder) if folder else load_from_hub(task) for task in tasks
     }

@@ -1,0 +1,203 @@
+"""Maths as a training task: what an episode answers, what it earns, and a run that trains on it."""
+
+import importlib.util
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from benchmark_files import write_rows
+from helpers import play
+
+from lldlib import benchmarks, setting
+from lldlib.benchmarks import load_source
+from lldlib.cli import main
+from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
+from lldlib.maths import MATHS, MathsProtocol
+from lldlib.policies import EOS
+from lldlib.protocol import SEARCH_R1, TINY
+from lldlib.retrieval import NoRetriever
+from lldlib.run import TrainingRun
+from lldlib.runlog import Run
+from lldlib.sums import SumsConfig, solution, sum_questions, sums_policy
+from lldlib.types import Question, StopReason
+from lldlib.warmstart import save_policy
+
+# "3 = ?" is 3; so few updates teach the form of an answer, and the digit is a guess
+GUESS = SumsConfig(terms=1, steps=80, batch=16, lr=1e-2, width=32, layers=1, heads=2)
+
+needs_math_verify = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
+)
+
+
+# -- what an episode answers and earns -----------------------------------------------------------
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("so it is \\boxed{\\frac{1}{2}}.", 1.0),
+        ("\\boxed{0.5}", 1.0),
+        ("\\boxed{2} no, \\boxed{\\dfrac{2}{4}}", 1.0),  # the last box
+        ("\\boxed{\\frac{1}{2}} no, \\boxed{2}", 0.0),
+        ("the answer is 1/2", 0.0),  # no box
+        ("\\boxed{1/2", 0.0),  # never closed
+        ("", 0.0),
+    ],
+)
+def test_the_reward_is_of_the_last_box(said, reward):
+    assert MATHS.reward(MATHS.final_answer(said, None), ("\\frac12",)) == reward
+
+
+@needs_math_verify
+def test_intervals_are_equal_as_sets():
+    assert MATHS.reward("[0.5,1)", ("$[\\frac{1}{2},1)$",)) == 1.0
+    assert MATHS.reward("[0.5,1]", ("$[\\frac{1}{2},1)$",)) == 0.0
+
+
+def test_question_answering_keeps_the_tag_and_the_exact_match():
+    assert TINY.final_answer("\\boxed{7} <answer> 8 </answer>", "8") == "8"
+    assert TINY.final_answer("\\boxed{7}", None) is None
+    assert SEARCH_R1.reward("The Paris", ("paris",)) == 1.0
+    assert SEARCH_R1.reward("0.5", ("1/2",)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "stop"),
+    [
+        (f"so \\boxed{{ 3 }} but \\boxed{{ 4 }} {EOS}", "4", StopReason.EOS),
+        (f"so 3 {EOS}", None, StopReason.EOS),
+        ("<answer> 5 </answer>", "5", StopReason.ANSWER),
+    ],
+)
+def test_a_rollout_ends_with_the_boxed_answer(said, answer, stop):
+    tokenizer = sums_policy(0, replace(GUESS, steps=0)).tokenizer
+    limits = {"max_searches": 0, "max_tokens": 60}
+    (episode,), _ = play(
+        tokenizer, [[("a", said)]], retriever=NoRetriever(), protocol=MATHS, **limits
+    )
+    assert (episode.answer, episode.stop) == (answer, stop)
+
+
+# -- the made sums -------------------------------------------------------------------------------
+
+
+def test_a_solution_without_slips_by_hand():
+    sums = SumsConfig(terms=3, slip=0.0)
+    (question,) = sum_questions(1, 0, sums)
+    a, b, c = map(int, question.id)
+    assert question.text == f"{a} + {b} + {c} = ?" and question.answers == (str(a + b + c),)
+    words = solution(question, random.Random(0), sums).split()
+    numbers = [word for word in words if word.isdigit()]
+    assert numbers == list(map(str, [a, b, a + b, a + b, c, a + b + c, a + b + c]))
+
+
+def test_a_slip_is_carried_on_or_noticed():
+    question = Question("55", "5 + 5 = ?", ("10",))
+    for wait, noticed in ((0.0, False), (0.5, True)):
+        sums = SumsConfig(terms=2, slip=0.5, wait=wait)
+        found = {solution(question, random.Random(seed), sums) for seed in range(40)}
+        assert any("wait" in text for text in found) == noticed
+        boxes = {MATHS.final_answer(text, None) for text in found}
+        assert "10" in boxes and boxes & {"8", "9", "11", "12"}
+
+
+def test_there_are_only_so_many_sums():
+    assert len({q.id for q in sum_questions(25, 0, SumsConfig(terms=2))}) == 25
+    with pytest.raises(ValueError, match="no 26 sums"):
+        sum_questions(26, 0, SumsConfig(terms=2))
+
+
+# -- the setting ---------------------------------------------------------------------------------
+
+
+def test_a_source_is_a_file_or_a_task_of_the_hub(tmp_path, monkeypatch):
+    write_rows(tmp_path / "m.jsonl", [{"id": "a", "question": "q", "golden_answers": ["1"]}])
+    assert load_source(str(tmp_path / "m.jsonl"), "maths") == [Question("a", "q", ("1",))]
+    asked = Question("u-1", "q", ("34",))
+    monkeypatch.setattr(benchmarks, "load_from_hub", lambda task: {"dapo": [asked]}[task.name])
+    assert load_source("hub:dapo", "maths") == [asked]
+    with pytest.raises(ValueError, match=r"hub:dapo is no qa task: .* hub:nq"):
+        load_source("hub:dapo", "qa")
+    with pytest.raises(ValueError, match="hub:none is no maths task"):
+        load_source("hub:none", "maths")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> TrainConfig:
+    """A small run on digits to be copied, by a model that guesses them."""
+    folder = tmp_path_factory.mktemp("maths")
+    save_policy(sums_policy(0, GUESS), folder / "policy")
+    rows = [
+        {"id": q.id, "question": q.text, "golden_answers": [f"${q.answers[0]}.0$"]}
+        for q in sum_questions(5, 0, GUESS)
+    ]
+    write_rows(folder / "math.jsonl", rows)
+    return TrainConfig(
+        steps=3,
+        updates_per_batch=2,
+        eval_every=2,
+        probe_every=0,
+        checkpoint_every=1,
+        rollouts_logged=20,
+        policy=str(folder / "policy"),
+        data=DataConfig((str(folder / "math.jsonl"),), "maths", (str(folder / "math.jsonl"),)),
+        rollout=RolloutConfig(problems=5, group_size=4, max_searches=0, max_tokens=24),
+        loss=LossConfig(kl_coef=0.0),
+    )
+
+
+def test_maths_is_asked_without_search(config, monkeypatch):
+    made = setting.make_setting(config)
+    assert isinstance(made.policy.protocol, MathsProtocol)
+    assert isinstance(made.train_retriever, NoRetriever)
+    assert isinstance(made.heldout_rollout.protocol, MathsProtocol)
+    searching = replace(config, rollout=replace(config.rollout, max_searches=1))
+    with pytest.raises(ValueError, match=r"set rollout\.max_searches to 0"):
+        setting.make_setting(searching)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="maths needs math-verify"):
+        setting.make_setting(config)
+
+
+# -- a run ---------------------------------------------------------------------------------------
+
+
+def untimed(run: Run) -> list[dict]:
+    return [{k: v for k, v in row.items() if "time/" not in k} for row in run.metrics]
+
+
+@needs_math_verify
+def test_a_run_is_paid_for_equal_numbers_and_resumes(config, tmp_path):
+    start = setting.make_setting(config).policy.model.state_dict()
+    whole = TrainingRun(config, tmp_path / "whole")
+    run = whole.run()
+    logged = [json.loads(line) for line in (run.path / "rollouts.jsonl").open()]
+    # "3" is never the accepted text "$3.0$": exact match would pay nothing
+    paid = [row["answer"] == row["answers"][0].strip("$").removesuffix(".0") for row in logged]
+    assert [row["reward"] for row in logged] == list(map(float, paid))
+    rewards = run.column("reward/mean")
+    assert rewards == pytest.approx([sum(paid[at : at + 20]) / 20 for at in (0, 20, 40)])
+    assert 0 < rewards[0] < 1 and run.column("eval/heldout_em")[1] is not None
+    after = whole.trainer.policy.model.state_dict()
+    assert any(not torch.equal(start[name], after[name]) for name in start)
+
+    broken = TrainingRun(config, tmp_path / "broken")
+    broken.step()
+    broken.writer.close()
+    again = TrainingRun(config, tmp_path / "broken", resume=True).run()
+    assert untimed(again) == untimed(run)
+
+
+@needs_math_verify
+def test_the_command_line_trains_on_maths(config, tmp_path):
+    (file,) = config.data.train
+    given = ["train", "--out", str(tmp_path / "run"), "--policy", config.policy, "--steps", "1"]
+    given += ["--data.kind", "maths", "--data.train", file, "--eval-every", "0"]
+    given += ["--probe-every", "0", "--rollout.problems", "3", "--rollout.max-tokens", "24"]
+    assert main(given) == 2  # the default allows searches
+    assert main([*given, "--rollout.max-searches", "0"]) == 0
+    assert Run(tmp_path / "run").column("reward/mean")[0] is not None
