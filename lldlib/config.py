@@ -21,6 +21,7 @@ class RolloutConfig:
     max_searches: int = 4  # turns that may search
     max_tokens: int = 160  # tokens of a row, prompt and retrieved text included
     top_k: int = 1  # passages per search
+    passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     temperature: float = 1.0  # of the sampler and of every log-prob
 
 
@@ -184,7 +185,9 @@ class SftConfig:
     lr: float = 3e-4  # AdamW after a linear warm-up, then linear decay to 0
     warmup: int = 20  # updates of the warm-up
     grad_clip: float = 1.0  # largest gradient norm
+    search: bool = True  # False: trajectories that answer at once, a baseline without search
     top_k: int = 3  # passages after a search, one of them gold
+    passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     max_tokens: int = 1024  # a longer trajectory is not used
     checkpoint_every: int = 50  # updates between checkpoints
 

@@ -1,8 +1,8 @@
 """How a model is fed during a rollout: rows of tokens in, the state of each row's last token out.
 
-A Qwen2 of full attention, with LoRA and quantised layers too, is fed any number of tokens a row
-(`RaggedDecoder`); any other model the same number in every row (`LockstepDecoder`). A decoder is
-made for one rollout, during which the weights must not change.
+A Qwen2 or Llama of full attention, with LoRA and quantised layers too, is fed any number of tokens
+a row (`RaggedDecoder`); any other model the same number in every row (`LockstepDecoder`). A decoder
+is made for one rollout, during which the weights must not change.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Qwen2Model
+from transformers import LlamaModel, Qwen2Model
 
 from lldlib.kvcache import new_cache
 
 NEVER = float("-inf")
+# what RaggedDecoder computes: rotated grouped heads, RMS norms, one MLP a layer
+PLAIN = (Qwen2Model, LlamaModel)
 
 
 class LockstepDecoder:
@@ -51,7 +53,7 @@ class RaggedDecoder:
 
     ragged = True
 
-    def __init__(self, decoder: Qwen2Model, rows: int, capacity: int):
+    def __init__(self, decoder: Qwen2Model | LlamaModel, rows: int, capacity: int):
         config, weight = decoder.config, decoder.norm.weight
         self.decoder, self.capacity = decoder, capacity
         self.head_size = decoder.layers[0].self_attn.head_dim
@@ -198,7 +200,8 @@ def _joined(layers: list[nn.Module]) -> Callable[[Float[Tensor, "N H"]], Float[T
     if any(type(layer) is not nn.Linear for layer in layers):
         return lambda states: torch.cat([layer(states) for layer in layers], dim=-1)
     weight = torch.cat([layer.weight for layer in layers])
-    bias = torch.cat([layer.bias for layer in layers])
+    biased = layers[0].bias is not None
+    bias = torch.cat([layer.bias for layer in layers]) if biased else None
     return lambda states: functional.linear(states, weight, bias)
 
 
@@ -209,7 +212,7 @@ def _norm(norm: nn.Module, states: Float[Tensor, "N H"]) -> Float[Tensor, "N H"]
 def make_decoder(model: nn.Module, rows: int, capacity: int) -> LockstepDecoder | RaggedDecoder:
     """The fastest way to feed `model`, for `rows` rows of at most `capacity` tokens."""
     decoder = model.get_decoder()
-    plain = type(decoder) is Qwen2Model and not decoder.has_sliding_layers
+    plain = type(decoder) in PLAIN and not getattr(decoder, "has_sliding_layers", False)
     if plain and decoder.rotary_emb.rope_type == "default":
         return RaggedDecoder(decoder, rows, capacity)
     return LockstepDecoder(decoder, model.config.num_hidden_layers, capacity)

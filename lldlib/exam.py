@@ -82,7 +82,10 @@ class Exam:
                 RolloutConfig(max_searches=0, max_tokens=config.maths_tokens),
             )
         rollout = RolloutConfig(
-            max_searches=config.max_searches, max_tokens=config.max_tokens, top_k=config.top_k
+            max_searches=config.max_searches,
+            max_tokens=config.max_tokens,
+            top_k=config.top_k,
+            passage_tokens=config.passage_tokens,
         )
         return Rollout(self.policy.tokenizer, self.policy.protocol, self.retriever, rollout)
 

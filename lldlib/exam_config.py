@@ -11,6 +11,7 @@ class ExamConfig:
     rows: int = 32  # episodes at a time
     max_searches: int = 4  # turns that may search
     top_k: int = 3  # passages per search
+    passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     max_tokens: int = 4096  # tokens of a question's row, prompt and passages included
     maths_tokens: int = 8192  # tokens of a maths row, prompt included
 

@@ -13,6 +13,7 @@ from lldlib.tasks import load_questions, read_jsonl
 from lldlib.types import Question
 
 _NEEDS = ("I need to find out: {}", "I should search for: {}", "What I have to know: {}")
+_AT_ONCE = "I answer what I know."
 _NOTES = ("I found: {}.", "The passages say: {}.", "So now I know: {}.")
 
 
@@ -110,3 +111,11 @@ def demonstrate(
     answer = path.question.answers[0]
     turns.append((f"<think> {known}</think>\n<answer> {answer} </answer>", ()))
     return turns
+
+
+def answer_at_once(path: GoldPath) -> list[tuple[str, tuple[Passage, ...]]]:
+    """The episode of a policy that is taught the answer without a search, as `demonstrate` has it.
+
+    What a policy trained on it reaches is what the warm start gives without reading.
+    """
+    return [(f"<think> {_AT_ONCE} </think>\n<answer> {path.question.answers[0]} </answer>", ())]

@@ -30,7 +30,7 @@ INVALID_MESSAGE = (
     "To finish, put the answer between <answer> and </answer>. Try again.\n"
 )
 TINY_INVALID_MESSAGE = " Invalid action . Try again . "
-END_OF_INFORMATION = "</information>\n\n"
+INFORMATION, END_OF_INFORMATION = "\n\n<information>", "</information>\n\n"
 _PLACE = "@@message@@"  # stands for the user's message while a chat template is taken apart
 
 
@@ -60,19 +60,31 @@ class Protocol:
 
     def information(self, passages: list[str]) -> str:
         """The environment's answer to a search."""
-        return f"\n\n<information> {' '.join(passages)} {END_OF_INFORMATION}"
+        return f"{INFORMATION} {' '.join(passages)} {END_OF_INFORMATION}"
 
-    def observe(self, passages: Sequence[Passage], encode: Callable[[str], list[int]]) -> list[int]:
+    def observe(
+        self, passages: Sequence[Passage], encode: Callable[[str], list[int]], passage_tokens: int
+    ) -> list[int]:
         """Tokens of the environment's answer to a search, at most `observation_tokens` of them.
 
         What is too long is cut at its end. The closing tag stays, where Search-R1 cuts it off too.
+        Each passage is cut to `passage_tokens` first, its number and title included; 0: no cut.
         """
         if self.numbered:
-            lines = [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
-            text = "\n\n<information>" + "\n".join(lines) + END_OF_INFORMATION
+            gap, between = "", "\n"
+            texts = [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
         else:
-            text = self.information([p.text for p in passages])
-        tokens, limit = encode(text), self.observation_tokens
+            gap, between = " ", " "
+            texts = [p.text for p in passages]
+        before, after = f"{INFORMATION}{gap}", f"{gap}{END_OF_INFORMATION}"
+        if passage_tokens:
+            tokens = encode(before)
+            for number, text in enumerate(texts):
+                tokens += (encode(between) if number else []) + encode(text)[:passage_tokens]
+            tokens += encode(after)
+        else:
+            tokens = encode(before + between.join(texts) + after)
+        limit = self.observation_tokens
         if limit is None or len(tokens) <= limit:
             return tokens
         end = encode(END_OF_INFORMATION)

@@ -216,7 +216,8 @@ class Rollout:
             return
         for row, passages in zip(rows, found, strict=True):
             row.searches += 1
-            self._say(row, self.protocol.observe(passages, self.text.encode))
+            limit = self.config.passage_tokens
+            self._say(row, self.protocol.observe(passages, self.text.encode, limit))
 
     def _say(self, row: _Row, tokens: list[int]) -> None:
         row.turns.append(Turn("environment", tokens, [0.0] * len(tokens)))

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lldlib.batching import collate
 from lldlib.config import LoadConfig, SftConfig
-from lldlib.goldpaths import GoldPath, demonstrate, load_gold_paths
+from lldlib.goldpaths import GoldPath, answer_at_once, demonstrate, load_gold_paths
 from lldlib.policies import Policy, load_as
 from lldlib.rollout import TokenText
 from lldlib.runlog import Run, RunWriter
@@ -145,14 +145,15 @@ def gold_episode(
     """The trajectory of one question, tokenised turn by turn as a rollout does it."""
     prompt = text.encode(policy.protocol.prompt(path.question.text))
     turns = [Turn("prompt", prompt, [0.0] * len(prompt))]
-    for action, passages in demonstrate(path, rng, config.top_k):
+    shown = demonstrate(path, rng, config.top_k) if config.search else answer_at_once(path)
+    for action, passages in shown:
         tokens = text.encode(action)
         turns.append(Turn("action", tokens, [0.0] * len(tokens)))
         if passages:
-            tokens = policy.protocol.observe(passages, text.encode)
+            tokens = policy.protocol.observe(passages, text.encode, config.passage_tokens)
             turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
-    hops = len(path.hops)
-    return Episode(path.question, turns, StopReason.ANSWER, path.question.answers[0], hops, 0)
+    searches = len(shown) - 1
+    return Episode(path.question, turns, StopReason.ANSWER, path.question.answers[0], searches, 0)
 
 
 def saved_config(raw: dict) -> SftConfig:

@@ -112,10 +112,23 @@ def test_other_models_go_through_transformers():
     scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
     for settings in (sliding, scaled):
         assert isinstance(make_decoder(qwen2(**settings), 2, 9), LockstepDecoder)
-    llama = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL), dtype=torch.float32).eval()
+    far = LlamaConfig(**SMALL, rope_parameters=scaled["rope_parameters"])
+    llama = AutoModelForCausalLM.from_config(far, dtype=torch.float32).eval()
     decoder = make_decoder(llama, 2, 9)
     assert isinstance(decoder, LockstepDecoder)
     with torch.no_grad():
         decoder.feed([[1, 2], [3, 4]])
         got = llama.lm_head(decoder.feed([[5], [6]]))
         assert closed(got[0], fresh(llama, [1, 2, 5])) and closed(got[1], fresh(llama, [3, 4, 6]))
+
+
+@torch.no_grad()
+def test_a_llama_has_no_biases_and_is_fed_like_a_qwen2():
+    torch.manual_seed(0)
+    settings = LlamaConfig(**SMALL | {"num_key_value_heads": 2})
+    llama = AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    decoder = make_decoder(llama, 2, 9)
+    assert isinstance(decoder, RaggedDecoder)
+    decoder.feed([[1, 2, 7], [3]])
+    got = llama.lm_head(decoder.feed([[5], [6, 8]]))
+    assert closed(got[0], fresh(llama, [1, 2, 7, 5])) and closed(got[1], fresh(llama, [3, 6, 8]))

@@ -162,27 +162,41 @@ def written(tokens: list[int]) -> str:
 
 
 def test_search_r1_numbers_its_passages_and_gives_their_titles():
-    text = written(SEARCH_R1.observe(FOUND, letters))
+    text = written(SEARCH_R1.observe(FOUND, letters, 0))
     assert text == (
         "\n\n<information>Doc 1(Title: Lima) It is in Peru.\n"
         "Doc 2(Title: Quito) </information> hi</information>\n\n"
     )
-    assert written(SEARCH_R1.observe([], letters)) == "\n\n<information></information>\n\n"
+    assert written(SEARCH_R1.observe([], letters, 0)) == "\n\n<information></information>\n\n"
 
 
 def test_the_tiny_protocol_observes_as_it_always_did():
     expected = "\n\n<information> It is in Peru. </information> hi </information>\n\n"
-    assert written(TINY.observe(FOUND, letters)) == expected
+    assert written(TINY.observe(FOUND, letters, 0)) == expected
 
 
 @pytest.mark.parametrize("limit", [30, 60, 101])
 def test_a_long_observation_is_cut_and_still_closed(limit):
-    whole = SEARCH_R1.observe(FOUND, letters)
+    whole = SEARCH_R1.observe(FOUND, letters, 0)
     assert len(whole) == 102
-    cut = replace(SEARCH_R1, observation_tokens=limit).observe(FOUND, letters)
+    cut = replace(SEARCH_R1, observation_tokens=limit).observe(FOUND, letters, 0)
     assert len(cut) == limit and written(cut).endswith(END_OF_INFORMATION)
     assert cut[: limit - 16] == whole[: limit - 16]
-    assert replace(SEARCH_R1, observation_tokens=102).observe(FOUND, letters) == whole
+    assert replace(SEARCH_R1, observation_tokens=102).observe(FOUND, letters, 0) == whole
+
+
+def test_each_passage_is_cut_on_its_own():
+    """So that the second passage is still read, where a cut at the end would take it away."""
+    text = written(SEARCH_R1.observe(FOUND, letters, 20))
+    assert text == ("\n\n<information>Doc 1(Title: Lima) I\nDoc 2(Title: Quito) </information>\n\n")
+    assert written(TINY.observe(FOUND, letters, 5)) == (
+        "\n\n<information> It is </inf </information>\n\n"
+    )
+    for protocol in (SEARCH_R1, TINY):
+        assert protocol.observe(FOUND, letters, 99) == protocol.observe(FOUND, letters, 0)
+        assert protocol.observe([], letters, 5) == protocol.observe([], letters, 0)
+    both = replace(SEARCH_R1, observation_tokens=60).observe(FOUND, letters, 20)
+    assert len(both) == 60 and written(both).endswith(f"Doc 2(Ti{END_OF_INFORMATION}")
 
 
 def test_the_chat_template_goes_around_instruction_and_question():

@@ -227,5 +227,5 @@ def test_smollm2_trains_after_a_rollout():
     assert before and all(torch.equal(after[name], value) for name, value in before.items())
     encode = rollout.text.encode
     end = encode(END_OF_INFORMATION)
-    cut = policy.protocol.observe(200 * retriever().search(["capital"], 1)[0], encode)
+    cut = policy.protocol.observe(200 * retriever().search(["capital"], 1)[0], encode, 0)
     assert len(cut) == 500 and cut[-len(end) :] == end

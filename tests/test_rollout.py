@@ -111,6 +111,13 @@ def test_passages_are_joined_and_top_k_is_passed_on():
     assert turns == roles(0, script)
 
 
+def test_passages_are_cut_where_the_config_says():
+    script = [("a", SEARCH), ("e", PLAIN.information(["ab", "cd"])), ("a", ANSWER)]
+    settings = {"top_k": 2, "passage_tokens": 2}
+    _, (turns,), _, _ = characters([script], passages=["abx", "cdy"], **settings)
+    assert turns == roles(0, script)
+
+
 def test_the_token_budget_is_exact_at_every_length():
     script = [("a", SEARCH), ("e", FOUND), ("a", ANSWER)]
     (whole,), _, _, _ = characters([script])

@@ -138,9 +138,24 @@ def test_an_episode_is_tokenised_as_a_rollout_does_it(folder, file):
     turns = demonstrate(path, random.Random(0), 2)
     for turn, (said, _) in zip(episode.turns[1::2], turns, strict=True):
         assert turn.tokens == text.encode(said)
-    read = policy.protocol.observe(turns[0][1], text.encode)
+    read = policy.protocol.observe(turns[0][1], text.encode, 0)
     assert episode.turns[2].tokens == read
     assert episode.turns[0].tokens == text.encode(policy.protocol.prompt(path.question.text))
+
+
+def test_passages_are_cut_and_a_baseline_answers_at_once(folder, file):
+    policy = load_policy(folder)
+    text, path = TokenText(policy.tokenizer), load_gold_paths(file)[0]
+    settings = config(folder, file, passage_tokens=9)
+    episode = gold_episode(policy, text, path, random.Random(0), settings)
+    read = policy.tokenizer.decode(episode.turns[2].tokens)
+    assert read == "\n\n<information>Doc 1(Tit\nDoc 2(Tit</information>\n\n"
+    assert episode.valid_searches == 2
+    direct = gold_episode(policy, text, path, random.Random(0), replace(settings, search=False))
+    assert [turn.role for turn in direct.turns] == ["prompt", "action"]
+    assert direct.turns[0].tokens == episode.turns[0].tokens
+    said = parse_action(policy.tokenizer.decode(direct.turns[1].tokens))
+    assert (said.kind, said.content, direct.valid_searches) == ("answer", "Lima", 0)
 
 
 @pytest.mark.parametrize("quantize", [None, "nf4"])

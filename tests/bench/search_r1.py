@@ -129,7 +129,7 @@ class SearchR1Loop:
         found = self.retriever.search(queries, self.config.top_k) if queries else []
         for row, passages in zip(searching, found, strict=True):
             row.searches += 1
-            self._append(row, "environment", self.protocol.observe(passages, self._encode))
+            self._append(row, "environment", self.protocol.observe(passages, self._encode, 0))
 
     def _act(self, row: _Row, text: str) -> str | None:
         """Take the action of a closed turn; returns the query of a search that is to be run."""
