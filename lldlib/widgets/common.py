@@ -28,18 +28,23 @@ def picture(height: int) -> ipywidgets.Image:
 
 def control(kind: type, label: str, tip: str, width: int, **given: Any) -> ipywidgets.Widget:
     """A control with its label in front; a slider reports where it was let go."""
-    layout = ipywidgets.Layout(width=f"{width}px")
+    layout = ipywidgets.Layout(width=f"{width}px", max_width="100%")
     if "continuous_update" in kind.class_traits():
         given["continuous_update"] = False
     return kind(description=label, tooltip=tip, style=WIDE, layout=layout, **given)
 
 
 def choice(options: Iterable[str], tip: str) -> ipywidgets.ToggleButtons:
-    """Buttons of which one is down. Put a label in front: their own would stand above them."""
+    """Buttons of which one is down; see `labelled`."""
     made = ipywidgets.ToggleButtons(options=list(options))
     made.tooltips = [tip] * len(made.options)
     made.style.button_width = "90px"
     return made
+
+
+def labelled(label: str, buttons: ipywidgets.ToggleButtons) -> ipywidgets.HBox:
+    """Buttons with a label in front; their own description would stand above and be cut off."""
+    return ipywidgets.HBox([ipywidgets.Label(label), buttons])
 
 
 def row(children: Iterable[ipywidgets.Widget]) -> ipywidgets.HBox:

@@ -16,7 +16,7 @@ from lldlib.figures_explore import gate_figure, proxy_figure
 from lldlib.postmortem import PostMortem, mean_logp, post_mortem, post_mortem_figure
 from lldlib.report import summarise
 from lldlib.runlog import Run
-from lldlib.widgets.common import choice, control, picture, png, row
+from lldlib.widgets.common import choice, control, labelled, picture, png, row
 from lldlib.widgets.token_view import TokenView
 
 VALUES = {
@@ -43,7 +43,7 @@ class GateExplorer(ipywidgets.VBox):
                 ipywidgets.FloatSlider,
                 f"{t + 1} {case.words[0][t]}",
                 "change of the token's log-prob, nats",
-                300,
+                285,
                 value=round(float(change[t]), 2),
                 **span,
             )
@@ -62,7 +62,7 @@ class GateExplorer(ipywidgets.VBox):
         for part in (*self.changes.values(), self.gate, self.answer, self.coef):
             part.observe(self._show, "value")
         title = ipywidgets.HTML("change of each token of row 1 (nats):")
-        knobs = row([ipywidgets.Label("gate"), self.gate, self.answer, self.coef])
+        knobs = row([labelled("gate", self.gate), self.answer, self.coef])
         super().__init__([knobs, title, row(self.changes.values()), self.picture])
         self._show()
 
@@ -101,7 +101,7 @@ class ProxyExplorer(ipywidgets.VBox):
         self.picture = picture(470)
         for part in (self.case, self.filtering, self.threshold):
             part.observe(self._show, "value")
-        knobs = row([self.case, ipywidgets.Label("filter"), self.filtering])
+        knobs = row([self.case, labelled("filter", self.filtering)])
         super().__init__([knobs, self.threshold, self.picture])
         self._show()
 

@@ -21,7 +21,7 @@ import ipywidgets
 from lldlib.config import TrainConfig
 from lldlib.figures_lab import lab_figure
 from lldlib.runlog import Run
-from lldlib.widgets.common import control, picture, png, row
+from lldlib.widgets.common import control, labelled, picture, png, row
 from lldlib.widgets.knobs import Knobs
 
 HEIGHT = 560  # pixels of the curves
@@ -202,7 +202,6 @@ class LiveLab(ipywidgets.VBox):
         self.step_button = button(
             "Step", "one batch", "step-forward", lambda: self._ask(self._tick)
         )
-        # a description would stand above the buttons and be cut off
         self.chosen = ipywidgets.ToggleButtons(options=["A"], tooltips=["the run that is steered"])
         self.chosen.style.button_width = "36px"
         self.chosen.observe(lambda _: self._aim(), "value")
@@ -219,8 +218,7 @@ class LiveLab(ipywidgets.VBox):
             [
                 self.play_button,
                 self.step_button,
-                ipywidgets.Label("run"),
-                self.chosen,
+                labelled("run", self.chosen),
                 self.checkpoints,
                 self.rewind_button,
                 self.branch_button,

@@ -164,6 +164,7 @@ def steer(page, folder: Callable[[], Path], shots: Path) -> None:
     page.locator(".widget-toggle-button.mod-active").filter(has_text="B").wait_for()
     button(page, "Step").click()
     reaches(page, r"\| B: (\d+) of", knob["step"] + 1)
+    page.screenshot(path=shots / "branched.png")
     page.locator(".widget-toggle-button").filter(has_text=re.compile("^A$")).click()
     dropdown(page, "checkpoint at batch").select_option("0")
     button(page, "Rewind").click()
