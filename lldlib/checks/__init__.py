@@ -1,5 +1,6 @@
 """Graders of the notebooks' exercises: each takes the reader's function and says how to go on."""
 
+from lldlib.checks.benchmarks import check_block, check_exact_match
 from lldlib.checks.episodes import (
     check_action_mask,
     check_answer_mask,
@@ -37,10 +38,12 @@ __all__ = [
     "check_action_gate",
     "check_action_mask",
     "check_answer_mask",
+    "check_block",
     "check_diagnosis",
     "check_displacement",
     "check_divisor",
     "check_entropy",
+    "check_exact_match",
     "check_floor_ratio",
     "check_last_batch_above",
     "check_lost_likelihood",
