@@ -159,6 +159,8 @@ def _load_model(
 def _load_nf4(path: str, dtype: torch.dtype, device: str) -> nn.Module:
     from bitsandbytes.nn import Linear4bit
 
+    from lldlib.nf4 import BLOCK, FlatLinear4bit
+
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -174,6 +176,8 @@ def _load_nf4(path: str, dtype: torch.dtype, device: str) -> nn.Module:
             # kernel without gradient, and no later call undoes that: training after a rollout
             # would be silently wrong.
             module.support_avx512bf16_for_cpu = False
+            if device == "cpu" and module.in_features % BLOCK:
+                module.__class__ = FlatLinear4bit
     return model
 
 

@@ -48,6 +48,7 @@ LAYERS = {  # every module, or the package it lies in
         "kvcache",
         "lean",
         "listed",
+        "nf4",
         "pieces",
         "policies",
         "rollout",

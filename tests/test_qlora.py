@@ -140,6 +140,25 @@ def test_4_bit_weights_are_nf4_with_double_quantisation(folder):
         make_optimizer(model, 1e-3, (0.9, 0.999))
 
 
+@pytest.mark.parametrize("width", [64, 96])
+def test_a_4_bit_layer_computes_with_its_own_blocks_scales(tmp_path, width):
+    """By hand; bitsandbytes alone errs where a row of weights is no whole number of blocks."""
+    model = tiny_model(len(tiny_policy().tokenizer), width=width, layers=1, heads=2, seed=0)
+    save_policy(Policy(model.eval(), tiny_policy().tokenizer, tiny_policy().protocol), tmp_path)
+    packed = load_policy(str(tmp_path), quantize="nf4").model.model.layers[0]
+    levels = bnb.functional.get_4bit_type("nf4", device="cpu")
+    for name in ("self_attn.q_proj", "mlp.down_proj"):
+        layer, plain = packed.get_submodule(name), model.model.layers[0].get_submodule(name)
+        blocks = plain.weight.detach().reshape(-1, 64)
+        scale = blocks.abs().amax(1, keepdim=True)
+        nearest = (blocks / scale)[..., None].sub(levels).abs().argmin(-1)
+        by_hand = (levels[nearest] * scale).view_as(plain.weight)
+        x = torch.randn(3, plain.in_features, generator=torch.Generator().manual_seed(0))
+        want = torch.nn.functional.linear(x, by_hand, plain.bias)
+        error = (layer(x) - want).norm() / want.norm()
+        assert error < 0.02  # double quantisation keeps 8 bits of each scale
+
+
 @pytest.mark.parametrize("quantize", [None, "nf4"])
 def test_checkpointing_changes_no_gradient(folder, quantize):
     plain = trained(load_policy(folder, quantize=quantize, lora=LORA))

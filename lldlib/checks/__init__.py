@@ -1,5 +1,6 @@
 """Graders of the notebooks' exercises: each takes the reader's function and says how to go on."""
 
+from lldlib.checks.benchmarks import check_block, check_exact_match
 from lldlib.checks.budget import check_cache_bytes, check_lora_parameters
 from lldlib.checks.episodes import (
     check_action_mask,
@@ -39,11 +40,13 @@ __all__ = [
     "check_action_gate",
     "check_action_mask",
     "check_answer_mask",
+    "check_block",
     "check_cache_bytes",
     "check_diagnosis",
     "check_displacement",
     "check_divisor",
     "check_entropy",
+    "check_exact_match",
     "check_floor_ratio",
     "check_last_batch_above",
     "check_last_box",
