@@ -29,7 +29,7 @@ class SumsConfig:
     terms: int = 3  # digits of a sum
     slip: float = 0.15  # probability that a step is wrong
     wait: float = 0.1  # probability that a wrong step is noticed and done again
-    steps: int = 400  # optimiser updates
+    steps: int = 300  # optimiser updates
     batch: int = 32  # solutions an update
     lr: float = 4e-3  # AdamW, linear warm-up over 20 updates, then linear decay
     width: int = 48  # hidden size
