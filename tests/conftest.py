@@ -5,6 +5,7 @@ The package is imported inside them only: pytest's shape checker must be in plac
 
 import os
 import random
+import signal
 from collections import Counter
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach the network
 torch.set_num_threads(1)  # two cores are often shared with another process
+# a shell starts what it puts in the background deaf to Ctrl-C, and children would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
