@@ -229,7 +229,7 @@ GLOSSARY: dict[str, Metric] = {
     # -- evaluation ----------------------------------------------------------------------------
     "eval/heldout_em": Metric(
         "held-out EM",
-        "answers sampled as in training that match an accepted one exactly / held-out questions",
+        "sampled answers that match an accepted one exactly (maths: are equal to it) / questions",
         SHARE,
         "rises with the reward, and lags it",
     ),
@@ -241,7 +241,7 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "eval/heldout_f1": Metric(
         "held-out F1",
-        "mean over held-out questions of the best token F1 with an accepted answer",
+        "mean over held-out questions of the best word F1 with an accepted answer; not for maths",
         SHARE,
         "at least the held-out EM",
     ),
