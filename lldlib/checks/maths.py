@@ -19,7 +19,7 @@ def check_last_box(function: Function) -> Verdict:
 def check_pass_at_k(function: Function) -> Verdict:
     """`function(n, c, k)`: the chance that k of n samples, c of them right, hold a right one."""
     hint = "1 - C(n - c, k) / C(n, k): one less the chance to draw k wrong ones."
-    cases = ((16, 1, 1, 0.0625), (16, 1, 8, 0.5), (8, 2, 4, 0.786), (8, 0, 8, 0.0), (4, 3, 2, 1.0))
+    cases = ((8, 1, 1, 0.125), (16, 1, 8, 0.5), (8, 2, 4, 0.786), (8, 0, 8, 0.0), (4, 3, 2, 1.0))
     return grade(
         to_three_decimals(function), [Case((n, c, k), float(p), hint) for n, c, k, p in cases]
     )
