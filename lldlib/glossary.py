@@ -226,6 +226,10 @@ GLOSSARY: dict[str, Metric] = {
         "skipped updates", "updates with a non-finite loss or gradient so far", "updates", "0"
     ),
     "update/lr": Metric("learning rate", "AdamW's step size", "per update", "as set"),
+    "sft/loss": Metric(
+        "warm-start loss", "mean -log-prob of gold tokens", "nats per token", "falls"
+    ),
+    "sft/tokens": Metric("warm-start tokens", "gold tokens of an update", "tokens", "as drawn"),
     # -- evaluation ----------------------------------------------------------------------------
     "eval/heldout_em": Metric(
         "held-out EM",
