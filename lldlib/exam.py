@@ -13,10 +13,11 @@ from tqdm import tqdm
 from lldlib.benchmarks import Task
 from lldlib.config import RolloutConfig
 from lldlib.exam_config import ExamConfig
-from lldlib.maths import MATHS, boxed, is_right
+from lldlib.maths import MATHS
 from lldlib.policies import Policy
+from lldlib.protocol import Protocol
 from lldlib.retrieval import NoRetriever, Retriever
-from lldlib.rewards import exact_match, f1
+from lldlib.rewards import f1
 from lldlib.rollout import Rollout
 from lldlib.scores import Prediction, read_predictions
 from lldlib.types import Episode, Question, StopReason
@@ -100,29 +101,25 @@ class Exam:
             self.policy.model, asked, temperature=task.temperature, generator=generator
         )
         return [
-            predict(task, episode, n, self.policy)
+            predict(task, episode, n, rollout.protocol)
             for (_, n), episode in zip(chunk, episodes, strict=True)
         ]
 
 
-def predict(task: Task, episode: Episode, sample: int, policy: Policy) -> Prediction:
-    """Score one episode: exact match and F1, or for maths the boxed answer by math-verify."""
-    spoken = [turn.tokens for turn in episode.turns if turn.role == "action"]
+def predict(task: Task, episode: Episode, sample: int, protocol: Protocol) -> Prediction:
+    """Score one episode by the rule of the protocol that asked it; F1 too, but for maths."""
     answer, golden = episode.answer, episode.question.answers
-    if task.kind == "maths":
-        text = policy.tokenizer.decode([token for tokens in spoken for token in tokens])
-        answer = boxed(text) or answer
     return Prediction(
         id=episode.question.id,
         sample=sample,
         question=episode.question.text,
         golden_answers=list(golden),
         prediction=answer,
-        score=is_right(answer, golden) if task.kind == "maths" else exact_match(answer, golden),
+        score=protocol.reward(answer, golden),
         f1=None if task.kind == "maths" else f1(answer, golden),
         searches=episode.valid_searches,
         invalid=episode.invalid_actions,
-        tokens=sum(map(len, spoken)),
+        tokens=sum(len(turn.tokens) for turn in episode.turns if turn.role == "action"),
         stop=str(episode.stop),
     )
 
