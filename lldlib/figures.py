@@ -34,6 +34,7 @@ WORDS = {
     "peak_reward": "peak reward",
     "end_reward": "end reward",
     "collapsed_at": "batch of collapse",
+    "collapsed": "share of seeds that collapsed",
     "heldout_em": "held-out EM",
     "seconds_per_batch": "seconds per batch",
 }
