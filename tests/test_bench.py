@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from bench import __main__ as bench_main
 from bench import overhead, rollouts, steps, trl_worker
 from bench.search_r1 import SearchR1Loop
 from bench.timing import Measurement, quartiles, table
@@ -38,6 +39,11 @@ EPISODE = Episode(
 @pytest.fixture
 def work(micro) -> Workload:
     return Workload.make(**micro)
+
+
+def test_the_bench_asks_trl_for_equal_updates():
+    work = Workload.make("tiny", **bench_main.SIZE)
+    assert work.rows % work.config.updates_per_batch == 0
 
 
 class RestlessHead(nn.Module):
