@@ -121,12 +121,14 @@ class RunWriter:
 class Run:
     """The reading side of a run folder, live or recorded; files are read anew at each access.
 
+    With `batches` only the logs of the first so many batches are seen, as if the run ended there.
+
     Raises FileNotFoundError if `path` is missing or holds no run. Reading raises ValueError, naming
     file and line, for a broken line; a half-written last line is ignored.
     """
 
-    def __init__(self, path: Path | str):
-        self.path = Path(path)
+    def __init__(self, path: Path | str, batches: int | None = None):
+        self.path, self.batches = Path(path), batches
         if not self.path.is_dir():
             raise FileNotFoundError(f"no run folder at {self.path}: check the path, or train first")
         if not (self.path / CONFIG).is_file():
@@ -197,7 +199,10 @@ class Run:
         return load_file(folder / TENSORS), json.loads((folder / STATE).read_bytes())
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        return [row for _, row in _read_lines(self.path / name)]
+        rows = [row for _, row in _read_lines(self.path / name)]
+        if self.batches is None:
+            return rows
+        return [row for row in rows if row["step"] < self.batches]
 
 
 def slim(path: Path | str, out: Path | str, max_bytes: int = 1_000_000) -> Path:

@@ -44,6 +44,14 @@ def test_round_trip(folder):
     assert run.series("no/such") == ([], [])
 
 
+def test_the_first_batches_of_a_run(folder):
+    write_run(folder, 3)
+    run = Run(folder, batches=2)
+    assert run.column("reward/mean") == [0.0, 0.1]
+    assert [row["step"] for row in run.rollouts] == [0, 1] and len(run.events) == 1
+    assert Run(folder, batches=9).metrics == Run(folder).metrics
+
+
 def test_lines_are_readable_before_close(folder):
     writer = RunWriter.create(folder, {})
     writer.metrics(0, {"reward/mean": 1.0})
