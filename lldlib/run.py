@@ -136,15 +136,15 @@ class TrainingRun:
         last = done == config.steps
         if config.eval_every and (done % config.eval_every == 0 or last):
             metrics |= self.heldout_metrics()
-        self.writer.metrics(index, metrics)
+        logged = self.writer.metrics(index, metrics)
         for episode in episodes[: config.rollouts_logged]:
             self.writer.rollout(index, record(episode, self.setting.policy))
-        self._watch(index, metrics)
+        self._watch(index, logged)  # as a resumed run reads them
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics
 
-    def _watch(self, index: int, metrics: dict[str, float]) -> None:
+    def _watch(self, index: int, metrics: dict[str, float | int]) -> None:
         """Log the alarm at the batch where it first rings."""
         for key, series in self.watched.items():
             series.append(metrics.get(key))

@@ -66,16 +66,20 @@ class RunWriter:
                 shutil.rmtree(folder)
         return cls(run.path)
 
-    def metrics(self, step: int, row: Mapping[str, float | int | Tensor | None]) -> None:
+    def metrics(
+        self, step: int, row: Mapping[str, float | int | Tensor | None]
+    ) -> dict[str, float | int]:
         """Log one batch; None and non-finite values are left out, floats keep 6 significant digits.
 
-        Raises ValueError for a key that is not "group/name".
+        Returns what was logged. Raises ValueError for a key that is not "group/name".
         """
         for key in row:
             if key.count("/") != 1:
                 raise ValueError(f"metric key {key!r} is not of the form 'group/name'")
         values = {k: _number(v) for k, v in row.items() if v is not None}
-        self._line(METRICS, {"step": step} | {k: v for k, v in values.items() if v is not None})
+        logged = {k: v for k, v in values.items() if v is not None}
+        self._line(METRICS, {"step": step} | logged)
+        return logged
 
     def event(self, step: int, kind: str, **fields: Any) -> None:
         """Log that something happened at batch `step`."""

@@ -86,6 +86,15 @@ def resumed(folder: Path, name: str) -> Run:
     return TrainingRun(config(folder / "policy"), folder / name, resume=True).run()
 
 
+def test_the_alarm_watches_what_the_log_holds(folder, tmp_path):
+    """Six digits, as a resumed run reads them, so that an alarm never depends on a kill."""
+    run = TrainingRun(config(folder / "policy"), tmp_path / "run")
+    run.step()
+    assert run.watched["probe/content"][0] is not None
+    for key, series in run.watched.items():
+        assert series == Run(run.out).column(key)
+
+
 def test_the_unbroken_run_is_one_worth_comparing(folder):
     rows = numbers(Run(folder / "unbroken"))
     assert [row["step"] for row in rows] == list(range(16))
