@@ -18,6 +18,7 @@ from helpers import character_policy, retriever, tiny_policy, world_questions
 from torch import Tensor, nn
 
 from lldlib.config import RolloutConfig
+from lldlib.methods import METHODS
 from lldlib.rollout import Rollout
 from lldlib.types import Episode, Question, StopReason, Turn
 
@@ -164,6 +165,9 @@ def test_overheads_are_measured_from_the_same_weights(work):
     assert [m.aim for m in ratios] == [0.01, 0.05, None, None]
     after = work.policy.model.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before)
+    compared = overhead.compare(work, 1)
+    assert len(compared) == len(METHODS) - 1 and "half_negative" in compared[-2].what
+    assert all(len(m.ratios) == 1 and m.ratios[0] > 0 for m in compared)
 
 
 def test_a_timed_step_trains_on_what_it_is_handed(work):

@@ -15,11 +15,11 @@ from .timing import table
 from .workload import Workload
 
 BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", "../shared/benchmarks"))
-REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30, "lean": 5}
+REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30, "methods": 6, "lean": 5}
 # half a batch of the collapse setting: TRL wants equal updates, and 64 do not divide its batch
 SIZE = {"problems": 16, "updates_per_batch": 40}
 LARGER = 2  # the rollout is measured once more with so many times the questions
-QUICK = {"rollouts": 3, "steps": 3, "overhead": 4, "lean": 1}
+QUICK = {"rollouts": 3, "steps": 3, "overhead": 4, "methods": 1, "lean": 1}
 
 COMPARED = """\
 One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first
@@ -34,7 +34,8 @@ number is named, at most {tokens} tokens each, {updates} updates a step. Policy 
   and questions before each step, same number of updates, KL weight, lr, AdamW, clip, token mean,
   float32, no gradient checkpointing. Logs and evaluations are outside the clock.
 - Overhead: scoring and updates of one batch of episodes with the term and without, nothing else
-  changed; divided by a whole GRPO step (rollout, scoring, updates).
+  changed; divided by a whole GRPO step (rollout, scoring, updates). The same for every preset, as
+  multiples of the GRPO step; a preset without the KL to the reference policy saves its scoring.
 """
 
 
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def bench(work: Workload, repeats: dict[str, int]) -> None:
-    """Measure all three, printing each as it is done."""
+    """Measure every part, printing each as it is done."""
     print(_compared(work))
     rolled = []
     for part in (work, work.wider(LARGER)):
@@ -65,6 +66,7 @@ def bench(work: Workload, repeats: dict[str, int]) -> None:
     stepped, details = steps.measure(work, repeats["steps"])
     print(f"{table(stepped)}\n\n{details}\n", flush=True)
     extra = overhead.measure(work, repeats["overhead"])
+    extra += overhead.compare(work, repeats["methods"])
     print(f"## The head\n\n{lean.report(repeats['lean'])}\n", flush=True)
     print(f"## All ratios\n\n{table([*rolled, *stepped, *extra])}", flush=True)
 

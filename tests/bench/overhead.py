@@ -1,8 +1,10 @@
-"""What LLDS and Lp-Reg add to a GRPO step: the same episodes, learned from with and without."""
+"""What a method costs: the same episodes, learned from by GRPO and with its loss."""
 
 import dataclasses
 
 from lldlib.config import LossConfig
+from lldlib.methods import METHODS
+from lldlib.presets import loss_here
 
 from .timing import Measurement
 from .trainer import TimedTrainer
@@ -42,6 +44,22 @@ def measure(work: Workload, repeats: int) -> list[Measurement]:
     return rows + [
         _row(t, "GRPO's scoring and updates", of_learning[i], None) for i, t in enumerate(TERMS)
     ]
+
+
+def compare(work: Workload, repeats: int) -> list[Measurement]:
+    """The seconds of a step by each preset, as multiples of those of a GRPO step."""
+    trainer = TimedTrainer(work)
+    others = [name for name in METHODS if name != "grpo"]
+    losses = [work.config.loss, *map(loss_here, others)]
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+    for number in range(repeats + 1):
+        trainer.restart(number)
+        trainer.handed = trainer.roll_out()
+        grpo, *seconds = (trainer.rolling + s for s in _interleaved(trainer, losses, number))
+        for name, taken in zip(others, seconds, strict=True) if number else ():
+            ratios[name].append(taken / grpo)
+    trainer.restart(0)
+    return [Measurement(f"a step of {name}, in steps of GRPO", r) for name, r in ratios.items()]
 
 
 def _interleaved(trainer: TimedTrainer, losses: list[LossConfig], number: int) -> list[float]:
