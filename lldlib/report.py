@@ -37,12 +37,16 @@ Row = Mapping[str, Any]
 
 
 def arm_labels(runs: Sequence[Run]) -> list[str]:
-    """A label per run: its method, and the settings in which runs of that method differ."""
+    """A label per run: its method, and the settings in which runs of that method differ.
+
+    A setting that one of them does not hold, because it was recorded before there was one, is no
+    difference.
+    """
     configs = [_flat(run.config) for run in runs]
     labels = []
     for config in configs:
         peers = [peer for peer in configs if peer["method"] == config["method"]]
-        keys = [k for k in config if any(peer.get(k) != config[k] for peer in peers)]
+        keys = [k for k, v in config.items() if any(peer.get(k, v) != v for peer in peers)]
         labels.append(" ".join([config["method"], *(_setting(k, config[k]) for k in keys)]))
     return labels
 

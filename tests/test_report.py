@@ -17,7 +17,7 @@ from lldlib.report import (
     summarise,
     write_report,
 )
-from lldlib.runlog import Run, RunWriter
+from lldlib.runlog import CONFIG, Run, RunWriter
 
 
 def make_run(path, *, dies=False, batches=100, without=(), **settings):
@@ -105,6 +105,11 @@ def test_arms_are_named_by_method_and_by_what_differs_within_it(tmp_path):
     ]
     assert arm_labels(runs) == ["grpo", "grpo", "llds lr=3e-4 λ=0.2", "llds lr=1e-4 λ=0.5"]
     assert arm_labels(runs[:3]) == ["grpo", "grpo", "llds"]
+    older = make_run(tmp_path / "e", batches=1, seed=2)
+    config = older.config
+    del config["lr"]  # recorded before there was such a setting
+    (older.path / CONFIG).write_text(json.dumps(config))
+    assert arm_labels([older, *runs[:2]]) == ["grpo"] * 3
 
 
 def row_of(arm, seed, **values):
