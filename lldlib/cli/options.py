@@ -27,7 +27,7 @@ class Demo:
     seeds: tuple[int, ...] = (0,)  # two runs for each
     out: Path = Path("runs/demo")  # folder for the runs, the figure and the summary
     jobs: int = field(default_factory=cores)  # runs at the same time; one core each
-    steps: int = 60  # rollout batches of each run; the recorded runs begin with the same ones
+    steps: int = 50  # rollout batches of each run; the recorded runs begin with the same ones
     policy: str = "tiny"  # "tiny" is the built-in searcher; else a Hugging Face name or path
 
 
