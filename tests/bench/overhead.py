@@ -1,6 +1,7 @@
 """What a method costs: the same episodes, learned from by GRPO and with its loss."""
 
 import dataclasses
+from collections.abc import Iterator
 
 from lldlib.config import LossConfig
 from lldlib.methods import METHODS
@@ -25,21 +26,14 @@ TERMS = (Term("LLDS", {"llds_coef": 0.2}, 0.01), Term("Lp-Reg", {"lp_reg_coef": 
 
 def measure(work: Workload, repeats: int) -> list[Measurement]:
     """Overheads as shares of a whole GRPO step, and of its scoring and updates alone."""
-    trainer = TimedTrainer(work)
     base = work.config.loss
     losses = [base] + [dataclasses.replace(base, **term.knobs) for term in TERMS]
     of_step: list[list[float]] = [[] for _ in TERMS]
     of_learning: list[list[float]] = [[] for _ in TERMS]
-    for number in range(repeats + 1):
-        trainer.restart(number)
-        trainer.handed = trainer.roll_out()
-        rollout = trainer.rolling
-        seconds = _interleaved(trainer, losses, number)
-        for term in range(len(TERMS)) if number else ():  # the first repeat warms up
-            extra = seconds[term + 1] - seconds[0]
-            of_step[term].append(extra / (rollout + seconds[0]))
-            of_learning[term].append(extra / seconds[0])
-    trainer.restart(0)  # the policy is shared with the other measurements
+    for rollout, (grpo, *seconds) in _repeated(work, losses, repeats):
+        for term, taken in enumerate(seconds):
+            of_step[term].append((taken - grpo) / (rollout + grpo))
+            of_learning[term].append((taken - grpo) / grpo)
     rows = [_row(t, "a GRPO step", of_step[i], t.aim) for i, t in enumerate(TERMS)]
     return rows + [
         _row(t, "GRPO's scoring and updates", of_learning[i], None) for i, t in enumerate(TERMS)
@@ -48,18 +42,27 @@ def measure(work: Workload, repeats: int) -> list[Measurement]:
 
 def compare(work: Workload, repeats: int) -> list[Measurement]:
     """The seconds of a step by each preset, as multiples of those of a GRPO step."""
-    trainer = TimedTrainer(work)
     others = [name for name in METHODS if name != "grpo"]
-    losses = [work.config.loss, *map(loss_here, others)]
     ratios: dict[str, list[float]] = {name: [] for name in others}
+    losses = [work.config.loss, *map(loss_here, others)]
+    for rollout, (grpo, *seconds) in _repeated(work, losses, repeats):
+        for name, taken in zip(others, seconds, strict=True):
+            ratios[name].append((rollout + taken) / (rollout + grpo))
+    return [Measurement(f"a step of {name}, in steps of GRPO", r) for name, r in ratios.items()]
+
+
+def _repeated(
+    work: Workload, losses: list[LossConfig], repeats: int
+) -> Iterator[tuple[float, list[float]]]:
+    """Seconds of a rollout, and of learning from it with each loss; one more repeat warms up."""
+    trainer = TimedTrainer(work)
     for number in range(repeats + 1):
         trainer.restart(number)
         trainer.handed = trainer.roll_out()
-        grpo, *seconds = (trainer.rolling + s for s in _interleaved(trainer, losses, number))
-        for name, taken in zip(others, seconds, strict=True) if number else ():
-            ratios[name].append(taken / grpo)
-    trainer.restart(0)
-    return [Measurement(f"a step of {name}, in steps of GRPO", r) for name, r in ratios.items()]
+        rollout, seconds = trainer.rolling, _interleaved(trainer, losses, number)
+        if number:
+            yield rollout, seconds
+    trainer.restart(0)  # the policy is shared with the other measurements
 
 
 def _interleaved(trainer: TimedTrainer, losses: list[LossConfig], number: int) -> list[float]:
