@@ -15,11 +15,13 @@ from pathlib import Path
 import torch
 import transformers
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from lldlib.batching import collate
 from lldlib.config import LoadConfig, SftConfig
 from lldlib.goldpaths import GoldPath, answer_at_once, demonstrate, load_gold_paths
 from lldlib.policies import Policy, load_as
+from lldlib.rewards import normalise_answer
 from lldlib.rollout import TokenText
 from lldlib.runlog import Run, RunWriter
 from lldlib.scoring import score
@@ -121,9 +123,13 @@ class SftRun:
     def _draw(self, rng: random.Random) -> Episode:
         for _ in range(DRAWS):
             episode = gold_episode(self.policy, self.text, rng.choice(self.paths), rng, self.config)
-            if sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens:
+            fits = sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens
+            if fits and (not self.config.search or reads_answer(episode, self.policy.tokenizer)):
                 return episode
-        raise ValueError(f"no trajectory fits in {self.config.max_tokens} tokens: raise max_tokens")
+        raise ValueError(
+            f"no trajectory of at most {self.config.max_tokens} tokens shows its answer: "
+            "raise max_tokens or passage_tokens"
+        )
 
     def _merged(self) -> Policy:
         """The policy without adapters; 4-bit weights are loaded anew in full for it."""
@@ -154,6 +160,18 @@ def gold_episode(
             turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
     searches = len(shown) - 1
     return Episode(path.question, turns, StopReason.ANSWER, path.question.answers[0], searches, 0)
+
+
+def reads_answer(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the answer stands in what the episode has read, or is a plain yes or no.
+
+    Cut passages often lose the answer; a trajectory that gives it all the same teaches guessing.
+    """
+    answer = normalise_answer(episode.answer or "")
+    if answer in ("yes", "no"):
+        return True
+    read = (tokenizer.decode(t.tokens) for t in episode.turns if t.role == "environment")
+    return f" {answer} " in f" {normalise_answer(' '.join(read))} "
 
 
 def saved_config(raw: dict) -> SftConfig:

@@ -16,7 +16,7 @@ from lldlib.policies import Policy, load_policy, tiny_model
 from lldlib.protocol import SEARCH_R1, parse_action
 from lldlib.rollout import TokenText
 from lldlib.runlog import Run
-from lldlib.sft import SftRun, gold_episode, saved_config
+from lldlib.sft import SftRun, gold_episode, reads_answer, saved_config
 from lldlib.warmstart import save_policy
 
 BENCHMARKS = Path(
@@ -156,6 +156,22 @@ def test_passages_are_cut_and_a_baseline_answers_at_once(folder, file):
     assert direct.turns[0].tokens == episode.turns[0].tokens
     said = parse_action(policy.tokenizer.decode(direct.turns[1].tokens))
     assert (said.kind, said.content, direct.valid_searches) == ("answer", "Lima", 0)
+
+
+def test_an_answer_that_the_cut_passages_lost_is_not_taught(folder, file, tmp_path):
+    policy = load_policy(folder)
+    text, path = TokenText(policy.tokenizer), load_gold_paths(file)[0]  # answer: Lima
+    whole, cut = config(folder, file), config(folder, file, passage_tokens=9)
+    read, unread = (
+        gold_episode(policy, text, path, random.Random(0), settings) for settings in (whole, cut)
+    )
+    assert reads_answer(read, policy.tokenizer)
+    assert not reads_answer(unread, policy.tokenizer)
+    assert not reads_answer(replace(read, answer="Lim"), policy.tokenizer)  # whole words
+    assert reads_answer(replace(unread, answer="no"), policy.tokenizer)  # a comparison's verdict
+    with pytest.raises(ValueError, match="shows its answer: raise max_tokens or passage_tokens"):
+        SftRun(cut, tmp_path / "cut").step()
+    SftRun(replace(cut, search=False), tmp_path / "direct").step()  # nothing is read, or asked for
 
 
 @pytest.mark.parametrize("quantize", [None, "nf4"])
