@@ -1,6 +1,9 @@
 """What bitsandbytes gets wrong about 4-bit weights on the CPU, done right."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from bitsandbytes.functional import dequantize_4bit
@@ -20,9 +23,38 @@ class FlatLinear4bit(Linear4bit):
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b, computed in the layer's compute dtype; gradient flows to `x` alone."""
-        state = copy.copy(self.weight.quant_state)
-        shape, state.shape = state.shape, torch.Size([state.shape.numel()])
-        dtype = self.compute_dtype or x.dtype
-        weight = dequantize_4bit(self.weight.data, state).reshape(shape).to(dtype)
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return nn.functional.linear(x.to(dtype), weight, bias).to(x.dtype)
+        return _linear(self, unpack(self, self.compute_dtype or x.dtype), x)
+
+
+def unpack(layer: Linear4bit, dtype: torch.dtype) -> Tensor:
+    """The weights of a 4-bit layer, (outputs, inputs), in `dtype`; unpacked as one row."""
+    state = copy.copy(layer.weight.quant_state)
+    shape, state.shape = state.shape, torch.Size([state.shape.numel()])
+    return dequantize_4bit(layer.weight.data, state).reshape(shape).to(dtype)
+
+
+@contextmanager
+def unpacked(model: nn.Module) -> Iterator[None]:
+    """In this context 4-bit layers on the CPU compute from weights unpacked once, not every call.
+
+    The numbers are the same. A rollout feeds token after token, and unpacking is most of what a
+    token costs there; for as long as it lasts the unpacked weights take their memory.
+    """
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, Linear4bit) and module.weight.device.type == "cpu"
+    ]
+    for layer in layers:
+        dtype = layer.compute_dtype or torch.float32
+        layer.forward = partial(_linear, layer, unpack(layer, dtype))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _linear(layer: Linear4bit, weight: Tensor, x: Tensor) -> Tensor:
+    bias = None if layer.bias is None else layer.bias.to(weight.dtype)
+    return nn.functional.linear(x.to(weight.dtype), weight, bias).to(x.dtype)

@@ -217,6 +217,15 @@ def adapters_off(model: nn.Module) -> AbstractContextManager:
     return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
 
 
+def unpacked(model: nn.Module) -> AbstractContextManager:
+    """In this context a 4-bit model on the CPU does not unpack its weights anew for every token."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return nullcontext()
+    from lldlib import nf4
+
+    return nf4.unpacked(model)
+
+
 def _load_tokenizer(path: str, options: dict[str, str]) -> PreTrainedTokenizerFast:
     """AutoTokenizer goes by the architecture and would rebuild a word tokenizer as Qwen2's."""
     own = Path(path, "tokenizer_config.json")

@@ -19,6 +19,7 @@ from torch import nn
 
 from lldlib.config import RolloutConfig
 from lldlib.decode import LockstepDecoder, RaggedDecoder, make_decoder
+from lldlib.policies import unpacked
 from lldlib.protocol import Action, Protocol, ends_turn, may_end_turn, parse_action
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.scoring import next_token
@@ -104,14 +105,15 @@ class Rollout:
         head = model.get_output_embeddings()
         decoder = make_decoder(model, *size)
         running = list(rows)
-        while running:
-            hidden = decoder.feed(self._feed(running, decoder.ragged))
-            uniform = torch.tensor([row.chance[row.chosen] for row in running])
-            drawn, logp = next_token(
-                head, hidden, temperature=temperature, uniform=uniform.to(hidden.device)
-            )
-            self._advance(running, drawn.tolist(), logp.tolist())
-            running = self._drop_finished(running, decoder)
+        with unpacked(model):
+            while running:
+                hidden = decoder.feed(self._feed(running, decoder.ragged))
+                uniform = torch.tensor([row.chance[row.chosen] for row in running])
+                drawn, logp = next_token(
+                    head, hidden, temperature=temperature, uniform=uniform.to(hidden.device)
+                )
+                self._advance(running, drawn.tolist(), logp.tolist())
+                running = self._drop_finished(running, decoder)
         return [self._end(row) for row in rows]
 
     def _start(self, question: Question, chance: list[float]) -> _Row:

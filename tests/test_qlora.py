@@ -7,9 +7,10 @@ import itertools
 import bitsandbytes as bnb
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit
 from helpers import MICRO, random_batch, retriever, tiny_policy, weights, world_questions
 
-from lldlib import protocol
+from lldlib import nf4, protocol
 from lldlib.config import LossConfig, RolloutConfig
 from lldlib.listed import LISTED
 from lldlib.policies import (
@@ -19,6 +20,7 @@ from lldlib.policies import (
     load_policy,
     reference_model,
     tiny_model,
+    unpacked,
 )
 from lldlib.protocol import END_OF_INFORMATION, INSTRUCTION
 from lldlib.rollout import Rollout
@@ -157,6 +159,27 @@ def test_a_4_bit_layer_computes_with_its_own_blocks_scales(tmp_path, width):
         want = torch.nn.functional.linear(x, by_hand, plain.bias)
         error = (layer(x) - want).norm() / want.norm()
         assert error < 0.02  # double quantisation keeps 8 bits of each scale
+
+
+@pytest.mark.parametrize("width", [64, 96])
+def test_a_rollout_unpacks_each_layer_once_and_computes_the_same(tmp_path, width, monkeypatch):
+    model = tiny_model(len(tiny_policy().tokenizer), width=width, layers=1, heads=2, seed=0)
+    save_policy(Policy(model.eval(), tiny_policy().tokenizer, tiny_policy().protocol), tmp_path)
+    policy = trained(load_policy(str(tmp_path), quantize="nf4", lora=LORA))
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        want = policy.model(tokens).logits
+        with pytest.raises(KeyError), unpacked(policy.model):
+            torch.testing.assert_close(policy.model(tokens).logits, want, rtol=0, atol=1e-6)
+            raise KeyError
+    calls = []
+    monkeypatch.setattr(
+        nf4, "dequantize_4bit", lambda *args: calls.append(1) or dequantize_4bit(*args)
+    )
+    random_batch(policy, 4, max_tokens=40)
+    assert len(calls) == 7  # q k v o gate up down, for a rollout of some thirty steps
+    with torch.no_grad():
+        assert torch.equal(policy.model(tokens).logits, want)
 
 
 @pytest.mark.parametrize("quantize", [None, "nf4"])
