@@ -1,7 +1,9 @@
 """Search trajectories from the gold passages of multi-hop train files (HotpotQA, 2Wiki, MuSiQue).
 
 A hop's query is the data set's own sub-question where it has a decomposition, else the title of a
-gold passage. What is read is the gold passage among other paragraphs of the row, in random order.
+gold passage; what it finds is the sub-question's answer, else the next title or the answer to the
+question, where the passage names it. What is read is the gold passage among other paragraphs of the
+row, in random order.
 """
 
 import random
@@ -66,8 +68,12 @@ def load_gold_paths(path: Path | str) -> list[GoldPath]:
 def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]:
     steps = row.get("decomposition")
     if not steps:
-        first = sorted(gold, key=lambda passage: -_overlap(passage.title, question.text))
-        return tuple(Hop(passage.title, passage, "") for passage in first)
+        gold = sorted(gold, key=lambda passage: -_overlap(passage.title, question.text))
+        sought = [passage.title.split(" (")[0] for passage in gold[1:]] + [question.answers[0]]
+        return tuple(
+            Hop(passage.title, passage, wanted if wanted.lower() in passage.text.lower() else "")
+            for passage, wanted in zip(gold, sought, strict=True)
+        )
     hops, answers, unread = [], [], list(gold)
     for step in steps:
         query = step["question"].replace(" >> ", " ").strip()

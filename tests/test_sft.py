@@ -70,8 +70,22 @@ def test_hops_follow_the_decomposition_or_else_the_titles(file):
     ]
     # the title that the question names comes first
     assert [h.query for h in titled.hops] == ["Blue Song", "Ann Lee"]
+    # each passage tells the next title, the last one the answer
+    assert [h.finding for h in titled.hops] == ["Ann Lee", "Lima"]
     for path in (decomposed, titled):
         assert [p.title for p in path.others] == ["Noise", "Other"]
+
+
+def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):
+    context = [paragraph("Blue Song (1972)", "A song."), paragraph("Ann Lee", "Born in Lima.")]
+    row = HOTPOT | {"context": context, "supporting_titles": ["Blue Song (1972)", "Ann Lee"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    path = load_gold_paths(tmp_path / "rows.jsonl")[0]
+    assert [(h.query, h.finding) for h in path.hops] == [
+        ("Blue Song (1972)", ""),
+        ("Ann Lee", "Lima"),
+    ]
+    assert "Blue Song (1972)." in demonstrate(path, random.Random(0), top_k=1)[1][0]  # the title
 
 
 def test_ten_sub_questions_are_told_apart(tmp_path):
