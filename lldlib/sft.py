@@ -126,10 +126,10 @@ class SftRun:
             fits = sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens
             if fits and (not self.config.search or reads_answer(episode, self.policy.tokenizer)):
                 return episode
-        raise ValueError(
-            f"no trajectory of at most {self.config.max_tokens} tokens shows its answer: "
-            "raise max_tokens or passage_tokens"
-        )
+        what = f"no trajectory of at most {self.config.max_tokens} tokens"
+        if not self.config.search:
+            raise ValueError(f"{what}: raise max_tokens")
+        raise ValueError(f"{what} shows its answer: raise max_tokens or passage_tokens")
 
     def _merged(self) -> Policy:
         """The policy without adapters; 4-bit weights are loaded anew in full for it."""

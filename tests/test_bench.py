@@ -165,6 +165,7 @@ def test_overheads_are_measured_from_the_same_weights(work):
     assert [m.aim for m in ratios] == [0.01, 0.05, None, None]
     compared = overhead.compare(work, 2)
     assert [len(m.ratios) for m in compared] == [2] * (len(METHODS) - 1)
+    assert all(min(m.ratios) > 0 for m in compared)
     assert [m.what.split()[3] for m in compared] == [f"{m}," for m in METHODS if m != "grpo"]
     after = work.policy.model.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before)

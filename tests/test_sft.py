@@ -185,7 +185,10 @@ def test_an_answer_that_the_cut_passages_lost_is_not_taught(folder, file, tmp_pa
     assert reads_answer(replace(unread, answer="no"), policy.tokenizer)  # a comparison's verdict
     with pytest.raises(ValueError, match="shows its answer: raise max_tokens or passage_tokens"):
         SftRun(cut, tmp_path / "cut").step()
-    SftRun(replace(cut, search=False), tmp_path / "direct").step()  # nothing is read, or asked for
+    direct = replace(cut, search=False)
+    SftRun(direct, tmp_path / "direct").step()  # nothing is read, or asked for
+    with pytest.raises(ValueError, match=r"at most 10 tokens: raise max_tokens$"):
+        SftRun(replace(direct, max_tokens=10), tmp_path / "short").step()
 
 
 @pytest.mark.parametrize("quantize", [None, "nf4"])
