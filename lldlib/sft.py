@@ -42,7 +42,7 @@ class SftRun:
         if resume:
             config = saved_config(Run(out).config)
         self.config = config
-        self.paths = [path for file in config.files for path in load_gold_paths(file)]
+        self.files = [load_gold_paths(file) for file in config.files]
         self.policy = load_as(config.policy, config.load)
         self.text = TokenText(self.policy.tokenizer)
         self.optimizer = make_optimizer(self.policy.model, config.lr, (0.9, 0.999))
@@ -122,7 +122,8 @@ class SftRun:
 
     def _draw(self, rng: random.Random) -> Episode:
         for _ in range(DRAWS):
-            episode = gold_episode(self.policy, self.text, rng.choice(self.paths), rng, self.config)
+            path = rng.choice(rng.choice(self.files))  # the files differ in length
+            episode = gold_episode(self.policy, self.text, path, rng, self.config)
             fits = sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens
             if fits and (not self.config.search or reads_answer(episode, self.policy.tokenizer)):
                 return episode

@@ -213,6 +213,16 @@ def test_it_learns_resumes_and_leaves_a_merged_policy(folder, file, tmp_path, qu
     assert len(moved) == 7 and all("proj" in name for name in moved)
 
 
+def test_a_short_file_is_drawn_from_as_often_as_a_long_one(folder, file, tmp_path):
+    long = tmp_path / "long.jsonl"
+    row = json.loads(file.read_text().splitlines()[0])
+    long.write_text("".join(json.dumps(row | {"id": f"long-{n}"}) + "\n" for n in range(40)))
+    settings = replace(config(folder, file), files=(str(file), str(long)))
+    run, rng = SftRun(settings, tmp_path / "run"), random.Random(0)
+    drawn = [run._draw(rng).question.id.startswith("long-") for _ in range(60)]
+    assert 20 <= sum(drawn) <= 40  # of 60, where 57 of them would be long ones otherwise
+
+
 def test_only_the_policys_own_tokens_are_learned(folder, file, tmp_path):
     """Rows of micro-batches are weighted so that their size changes nothing."""
     losses = [
