@@ -175,7 +175,7 @@ class WarmstartConfig:
 class SftConfig:
     """One supervised warm start."""
 
-    files: tuple[str, ...] = ()  # train files with gold passages, JSONL; drawn from equally often
+    files: tuple[str, ...] = ()  # train files with gold passages, JSONL; each tried equally often
     policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
     load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
     seed: int = 0  # of the trajectories
