@@ -1,13 +1,13 @@
-"""Gold trajectories from made rows, and the supervised warm start on them."""
+"""The supervised warm start on gold trajectories of made rows."""
 
 import json
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from gold_rows import MUSIQUE, write_rows
 from helpers import character_tokenizer
 
 from lldlib.config import LoadConfig, SftConfig
@@ -19,109 +19,10 @@ from lldlib.runlog import Run
 from lldlib.sft import SftRun, gold_episode, reads_answer, saved_config
 from lldlib.warmstart import save_policy
 
-BENCHMARKS = Path(
-    os.environ.get(
-        "LLDLIB_BENCHMARKS", Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
-    )
-)
-TRAIN = ("2wiki_context_train", "hotpotqa_distractor_train", "musique_context_train")
-
-
-def paragraph(title: str, text: str) -> dict:
-    return {"title": title, "text": text}
-
-
-CONTEXT = [
-    paragraph("Noise", "Nothing of use."),
-    paragraph("Ann Lee", "Ann Lee was born in Lima."),
-    paragraph("Other", "Nothing either."),
-    paragraph("Blue Song", "Blue Song was written by Ann Lee."),
-]
-MUSIQUE = {
-    "id": "m",
-    "question": "Where was the writer of Blue Song born?",
-    "golden_answers": ["Lima", "City of Lima"],
-    "context": CONTEXT,
-    "supporting_titles": ["Ann Lee", "Blue Song"],
-    "supporting_idx": [1, 3],
-    "decomposition": [
-        {"question": "Blue Song >> writer", "answer": "Ann Lee"},
-        {"question": "Where was #1 born?", "answer": "Lima"},
-    ],
-}
-HOTPOT = {key: MUSIQUE[key] for key in ("question", "golden_answers", "context")} | {
-    "id": "h",
-    "supporting_titles": ["Ann Lee", "Blue Song"],
-}
-
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in (MUSIQUE, HOTPOT)))
-    return path
-
-
-def test_hops_follow_the_decomposition_or_else_the_titles(file):
-    decomposed, titled = load_gold_paths(file)
-    assert [(h.query, h.passage.title, h.finding) for h in decomposed.hops] == [
-        ("Blue Song writer", "Blue Song", "Ann Lee"),
-        ("Where was Ann Lee born?", "Ann Lee", "Lima"),
-    ]
-    # the title that the question names comes first
-    assert [h.query for h in titled.hops] == ["Blue Song", "Ann Lee"]
-    # each passage tells the next title, the last one the answer
-    assert [h.finding for h in titled.hops] == ["Ann Lee", "Lima"]
-    for path in (decomposed, titled):
-        assert [p.title for p in path.others] == ["Noise", "Other"]
-
-
-def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):
-    context = [paragraph("Blue Song (1972)", "A song."), paragraph("Ann Lee", "Born in Lima.")]
-    row = HOTPOT | {"context": context, "supporting_titles": ["Blue Song (1972)", "Ann Lee"]}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    path = load_gold_paths(tmp_path / "rows.jsonl")[0]
-    assert [(h.query, h.finding) for h in path.hops] == [
-        ("Blue Song (1972)", ""),
-        ("Ann Lee", "Lima"),
-    ]
-    assert "Blue Song (1972)." in demonstrate(path, random.Random(0), top_k=1)[1][0]  # the title
-
-
-def test_ten_sub_questions_are_told_apart(tmp_path):
-    steps = [{"question": f"step {n}", "answer": f"a{n}"} for n in range(1, 11)]
-    row = MUSIQUE | {"decomposition": [*steps, {"question": "#1 and #10", "answer": "b"}]}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    assert load_gold_paths(tmp_path / "rows.jsonl")[0].hops[-1].query == "a1 and a10"
-
-
-def test_a_row_without_gold_is_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(HOTPOT) + "\n" + json.dumps(HOTPOT | {"id": "x", "context": []}))
-    with pytest.raises(ValueError, match=r"rows\.jsonl:2: no paragraph"):
-        load_gold_paths(path)
-
-
-def test_a_demonstration_asks_reads_and_answers(file):
-    path = load_gold_paths(file)[0]
-    seen = set()
-    for seed in range(20):
-        turns = demonstrate(path, random.Random(seed), top_k=2)
-        actions = [parse_action(text) for text, _ in turns]
-        assert [(a.kind, a.content) for a in actions] == [
-            ("search", "Blue Song writer"),
-            ("search", "Where was Ann Lee born?"),
-            ("answer", "Lima"),
-        ]
-        assert [len(read) for _, read in turns] == [2, 2, 0]
-        for hop, (_, read) in zip(path.hops, turns, strict=False):
-            assert hop.passage in read and len(set(read)) == 2
-            seen.add(read.index(hop.passage))
-        assert "Ann Lee" in turns[1][0].split("</think>")[0]  # what was found is taken up
-    assert seen == {0, 1}
-    again = demonstrate(path, random.Random(0), top_k=2)
-    assert again == demonstrate(path, random.Random(0), top_k=2)
-    assert len(demonstrate(path, random.Random(0), top_k=99)[0][1]) == 3  # all there is
+    return write_rows(tmp_path)
 
 
 @pytest.fixture
@@ -223,6 +124,22 @@ def test_a_short_file_is_drawn_from_as_often_as_a_long_one(folder, file, tmp_pat
     assert 20 <= sum(drawn) <= 40  # of 60, where 57 of them would be long ones otherwise
 
 
+def test_about_the_asked_share_of_answers_is_exchanged(folder, tmp_path):
+    given, rows = {"q0": "Lima", "q1": "Quito"}, ""
+    for key, answer in given.items():
+        text = json.dumps(MUSIQUE | {"id": key, "golden_answers": ["Lima"]})
+        rows += text.replace("Lima", answer) + "\n"
+    (tmp_path / "pair.jsonl").write_text(rows)
+    changed = {}
+    for share in (0.0, 1.0):
+        settings = config(folder, tmp_path / "pair.jsonl", exchange=share)
+        run, rng = SftRun(settings, tmp_path / str(share)), random.Random(0)
+        drawn = [run._draw(rng) for _ in range(60)]
+        changed[share] = sum(given[episode.question.id] != episode.answer for episode in drawn)
+        assert all(reads_answer(episode, run.policy.tokenizer) for episode in drawn)
+    assert changed[0.0] == 0 and 18 <= changed[1.0] <= 42  # every second exchange draws the same
+
+
 def test_only_the_policys_own_tokens_are_learned(folder, file, tmp_path):
     """Rows of micro-batches are weighted so that their size changes nothing."""
     losses = [
@@ -242,18 +159,3 @@ def test_settings_come_back_and_what_fits_nowhere_is_said(folder, file, tmp_path
         run.step()
     with pytest.raises(ValueError, match="no warm start"):
         saved_config({"seed": 0})
-
-
-@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason=f"no benchmark files in {BENCHMARKS}")
-@pytest.mark.parametrize("name", TRAIN)
-def test_real_rows(name):
-    """Every hop's passage is gold, and most passages hold what the hop finds."""
-    paths = load_gold_paths(BENCHMARKS / f"{name}.jsonl")
-    assert len(paths) >= 100
-    hops = [hop for path in paths for hop in path.hops]
-    assert all(1 <= len(path.hops) <= 6 for path in paths)
-    assert all(hop.passage not in path.others for path in paths for hop in path.hops)
-    if name == "musique_context_train":
-        held = [hop.finding.lower() in hop.passage.text.lower() for hop in hops]
-        assert sum(held) / len(held) > 0.8
-        assert not any("#" in hop.query for hop in hops)

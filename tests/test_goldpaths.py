@@ -1,0 +1,140 @@
+"""Gold trajectories from made rows."""
+
+import json
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gold_rows import HOTPOT, MUSIQUE, paragraph, write_rows
+
+from lldlib.goldpaths import demonstrate, exchange_answer, exchangeable, load_gold_paths
+from lldlib.protocol import parse_action
+from lldlib.retrieval import Passage
+
+BENCHMARKS = Path(
+    os.environ.get(
+        "LLDLIB_BENCHMARKS", Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+    )
+)
+TRAIN = ("2wiki_context_train", "hotpotqa_distractor_train", "musique_context_train")
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return write_rows(tmp_path)
+
+
+def test_hops_follow_the_decomposition_or_else_the_titles(file):
+    decomposed, titled = load_gold_paths(file)
+    assert [(h.query, h.passage.title, h.finding) for h in decomposed.hops] == [
+        ("Blue Song writer", "Blue Song", "Ann Lee"),
+        ("Where was Ann Lee born?", "Ann Lee", "Lima"),
+    ]
+    # the title that the question names comes first
+    assert [h.query for h in titled.hops] == ["Blue Song", "Ann Lee"]
+    # each passage tells the next title, the last one the answer
+    assert [h.finding for h in titled.hops] == ["Ann Lee", "Lima"]
+    for path in (decomposed, titled):
+        assert [p.title for p in path.others] == ["Noise", "Other"]
+
+
+def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):
+    context = [paragraph("Blue Song (1972)", "A song."), paragraph("Ann Lee", "Born in Lima.")]
+    row = HOTPOT | {"context": context, "supporting_titles": ["Blue Song (1972)", "Ann Lee"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    path = load_gold_paths(tmp_path / "rows.jsonl")[0]
+    assert [(h.query, h.finding) for h in path.hops] == [
+        ("Blue Song (1972)", ""),
+        ("Ann Lee", "Lima"),
+    ]
+    assert "Blue Song (1972)." in demonstrate(path, random.Random(0), top_k=1)[1][0]  # the title
+
+
+def test_a_yes_is_not_found_in_a_longer_word(tmp_path):
+    context = [paragraph("Ann Lee", "She won a Nobel prize."), paragraph("Bo", "Bo came north.")]
+    row = HOTPOT | {"context": context, "supporting_titles": ["Ann Lee", "Bo"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"golden_answers": ["no"]}))
+    assert load_gold_paths(tmp_path / "rows.jsonl")[0].hops[-1].finding == ""  # not in "north"
+
+
+def test_an_exchanged_answer_is_exchanged_wherever_it_is_read(file):
+    path = load_gold_paths(file)[0]
+    other = paragraph("Lima", "Lima, not Limassol.")
+    path = replace(path, others=(*path.others, Passage("o", other["text"], other["title"])))
+    pool = ["Lima", "Quito", "two words", "1492", "low"]  # alike: one capitalised word, no digit
+    drawn = [exchange_answer(path, pool, random.Random(seed)) for seed in range(20)]
+    assert {new.question.answers for new in drawn} == {("Lima",), ("Quito",)}
+    new = next(new for new in drawn if new.question.answers == ("Quito",))
+    assert [h.finding for h in new.hops] == ["Ann Lee", "Quito"]
+    assert [h.query for h in new.hops] == [h.query for h in path.hops]
+    assert new.hops[1].passage.text == "Ann Lee was born in Quito."
+    assert (new.others[-1].title, new.others[-1].text) == ("Quito", "Quito, not Limassol.")
+    assert new.question.text == path.question.text and new.others[0] == path.others[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"question": "Is Lima where the writer was born?"},  # a comparison names its answers
+        {"golden_answers": ["yes"]},  # read nowhere
+        {"golden_answers": ["Ann Lee"]},  # already known before the last hop asks
+    ],
+)
+def test_answers_that_cannot_be_exchanged_stay(tmp_path, change):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(MUSIQUE | change))
+    path = load_gold_paths(tmp_path / "rows.jsonl")[0]
+    assert not exchangeable(path) and exchange_answer(path, ["Quito"], random.Random(0)) is path
+
+
+def test_ten_sub_questions_are_told_apart(tmp_path):
+    steps = [{"question": f"step {n}", "answer": f"a{n}"} for n in range(1, 11)]
+    row = MUSIQUE | {"decomposition": [*steps, {"question": "#1 and #10", "answer": "b"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    assert load_gold_paths(tmp_path / "rows.jsonl")[0].hops[-1].query == "a1 and a10"
+
+
+def test_a_row_without_gold_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(HOTPOT) + "\n" + json.dumps(HOTPOT | {"id": "x", "context": []}))
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: no paragraph"):
+        load_gold_paths(path)
+
+
+def test_a_demonstration_asks_reads_and_answers(file):
+    path = load_gold_paths(file)[0]
+    seen = set()
+    for seed in range(20):
+        turns = demonstrate(path, random.Random(seed), top_k=2)
+        actions = [parse_action(text) for text, _ in turns]
+        assert [(a.kind, a.content) for a in actions] == [
+            ("search", "Blue Song writer"),
+            ("search", "Where was Ann Lee born?"),
+            ("answer", "Lima"),
+        ]
+        assert [len(read) for _, read in turns] == [2, 2, 0]
+        for hop, (_, read) in zip(path.hops, turns, strict=False):
+            assert hop.passage in read and len(set(read)) == 2
+            seen.add(read.index(hop.passage))
+        assert "Ann Lee" in turns[1][0].split("</think>")[0]  # what was found is taken up
+        assert "Ann Lee. Lima." in turns[2][0].split("</think>")[0]  # all of it before the answer
+    assert seen == {0, 1}
+    again = demonstrate(path, random.Random(0), top_k=2)
+    assert again == demonstrate(path, random.Random(0), top_k=2)
+    assert len(demonstrate(path, random.Random(0), top_k=99)[0][1]) == 3  # all there is
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason=f"no benchmark files in {BENCHMARKS}")
+@pytest.mark.parametrize("name", TRAIN)
+def test_real_rows(name):
+    """Every hop's passage is gold, and most passages hold what the hop finds."""
+    paths = load_gold_paths(BENCHMARKS / f"{name}.jsonl")
+    assert len(paths) >= 100
+    hops = [hop for path in paths for hop in path.hops]
+    assert all(1 <= len(path.hops) <= 6 for path in paths)
+    assert all(hop.passage not in path.others for path in paths for hop in path.hops)
+    if name == "musique_context_train":
+        held = [hop.finding.lower() in hop.passage.text.lower() for hop in hops]
+        assert sum(held) / len(held) > 0.8
+        assert not any("#" in hop.query for hop in hops)
