@@ -189,7 +189,6 @@ class SftConfig:
     top_k: int = 3  # passages after a search, one of them gold
     passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     max_tokens: int = 1024  # a longer trajectory is not used
-    exchange: float = 0.0  # share of draws whose answer is exchanged, in the passages too
     checkpoint_every: int = 50  # updates between checkpoints
 
 

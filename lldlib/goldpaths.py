@@ -7,9 +7,7 @@ row, in random order.
 """
 
 import random
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from lldlib.retrieval import Passage, words
@@ -106,59 +104,22 @@ def _names(text: str, part: str) -> bool:
     return f" {' '.join(words(part))} " in f" {' '.join(words(text))} "
 
 
-def exchangeable(path: GoldPath) -> bool:
-    """Whether the answer comes up in the last hop only: in its passage and what it finds."""
-    answer, last = path.question.answers[0], path.hops[-1]
-    before = " ".join([path.question.text, *(hop.query for hop in path.hops)])
-    return not _names(before, answer) and answer in last.passage.text and answer in last.finding
-
-
-def exchange_answer(path: GoldPath, answers: Sequence[str], rng: random.Random) -> GoldPath:
-    """The same path with its answer exchanged, in all that is read and found, for another.
-
-    The other is one of `answers` of about the same form. What the weights remember is then wrong:
-    only reading finds it (entity substitution, Longpre et al. 2021, arXiv 2109.05052). A path that
-    is not exchangeable stays as it is.
-    """
-    if not exchangeable(path):
-        return path
-    old = path.question.answers[0]
-    new = rng.choice([other for other in answers if _form(other) == _form(old)] or [old])
-    pattern = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
-
-    def swap(text: str) -> str:
-        return pattern.sub(lambda _: new, text)
-
-    def read(passage: Passage) -> Passage:
-        return Passage(passage.id, swap(passage.text), swap(passage.title))
-
-    hops = tuple(Hop(hop.query, read(hop.passage), swap(hop.finding)) for hop in path.hops)
-    question = replace(path.question, answers=(new,))
-    return GoldPath(question, hops, tuple(map(read, path.others)))
-
-
-def _form(answer: str) -> tuple[bool, bool, int]:
-    """What tells dates, names and plain words apart: digits, a capital, the number of words."""
-    return any(map(str.isdigit, answer)), answer[:1].isupper(), min(3, len(answer.split()))
-
-
 def demonstrate(
     path: GoldPath, rng: random.Random, top_k: int
 ) -> list[tuple[str, tuple[Passage, ...]]]:
     """The episode after the prompt: each text of the policy, and the passages it then reads.
 
-    Nothing is read after the last text, which gathers what every hop found and answers.
+    Nothing is read after the last text, which is the answer.
     """
-    turns, known, found = [], "", []
+    turns, known = [], ""
     for hop in path.hops:
         need = rng.choice(_NEEDS).format(hop.query)
         action = f"<think> {known}{need} </think>\n<search> {hop.query} </search>"
         read = [hop.passage, *rng.sample(path.others, min(top_k - 1, len(path.others)))]
         rng.shuffle(read)
         turns.append((action, tuple(read)))
-        found.append(hop.finding or hop.passage.title)
-        known = f"{rng.choice(_NOTES).format(found[-1])} "
-    answer, known = path.question.answers[0], f"{rng.choice(_NOTES).format('. '.join(found))} "
+        known = f"{rng.choice(_NOTES).format(hop.finding or hop.passage.title)} "
+    answer = path.question.answers[0]
     turns.append((f"<think> {known}</think>\n<answer> {answer} </answer>", ()))
     return turns
 

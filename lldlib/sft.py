@@ -10,7 +10,6 @@ import json
 import logging
 import random
 import time
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,14 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lldlib.batching import collate
 from lldlib.config import LoadConfig, SftConfig
-from lldlib.goldpaths import (
-    GoldPath,
-    answer_at_once,
-    demonstrate,
-    exchange_answer,
-    exchangeable,
-    load_gold_paths,
-)
+from lldlib.goldpaths import GoldPath, answer_at_once, demonstrate, load_gold_paths
 from lldlib.policies import Policy, load_as
 from lldlib.rewards import normalise_answer
 from lldlib.rollout import TokenText
@@ -51,8 +43,6 @@ class SftRun:
             config = saved_config(Run(out).config)
         self.config = config
         self.files = [load_gold_paths(file) for file in config.files]
-        paths = filter(exchangeable, chain.from_iterable(self.files))
-        self.answers = [path.question.answers[0] for path in paths]
         self.policy = load_as(config.policy, config.load)
         self.text = TokenText(self.policy.tokenizer)
         self.optimizer = make_optimizer(self.policy.model, config.lr, (0.9, 0.999))
@@ -133,8 +123,6 @@ class SftRun:
     def _draw(self, rng: random.Random) -> Episode:
         for _ in range(DRAWS):
             path = rng.choice(rng.choice(self.files))  # the files differ in length
-            if self.config.exchange and rng.random() < self.config.exchange:
-                path = exchange_answer(path, self.answers, rng)
             episode = gold_episode(self.policy, self.text, path, rng, self.config)
             fits = sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens
             if fits and (not self.config.search or reads_answer(episode, self.policy.tokenizer)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gold_rows import MUSIQUE, write_rows
+from gold_rows import write_rows
 from helpers import character_tokenizer
 
 from lldlib.config import LoadConfig, SftConfig
@@ -122,22 +122,6 @@ def test_a_short_file_is_drawn_from_as_often_as_a_long_one(folder, file, tmp_pat
     run, rng = SftRun(settings, tmp_path / "run"), random.Random(0)
     drawn = [run._draw(rng).question.id.startswith("long-") for _ in range(60)]
     assert 20 <= sum(drawn) <= 40  # of 60, where 57 of them would be long ones otherwise
-
-
-def test_about_the_asked_share_of_answers_is_exchanged(folder, tmp_path):
-    given, rows = {"q0": "Lima", "q1": "Quito"}, ""
-    for key, answer in given.items():
-        text = json.dumps(MUSIQUE | {"id": key, "golden_answers": ["Lima"]})
-        rows += text.replace("Lima", answer) + "\n"
-    (tmp_path / "pair.jsonl").write_text(rows)
-    changed = {}
-    for share in (0.0, 1.0):
-        settings = config(folder, tmp_path / "pair.jsonl", exchange=share)
-        run, rng = SftRun(settings, tmp_path / str(share)), random.Random(0)
-        drawn = [run._draw(rng) for _ in range(60)]
-        changed[share] = sum(given[episode.question.id] != episode.answer for episode in drawn)
-        assert all(reads_answer(episode, run.policy.tokenizer) for episode in drawn)
-    assert changed[0.0] == 0 and 18 <= changed[1.0] <= 42  # every second exchange draws the same
 
 
 def test_only_the_policys_own_tokens_are_learned(folder, file, tmp_path):
