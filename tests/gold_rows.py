@@ -1,8 +1,5 @@
 """Made rows of a multi-hop train file, with and without a decomposition."""
 
-import json
-from pathlib import Path
-
 
 def paragraph(title: str, text: str) -> dict:
     return {"title": title, "text": text}
@@ -30,10 +27,3 @@ HOTPOT = {key: MUSIQUE[key] for key in ("question", "golden_answers", "context")
     "id": "h",
     "supporting_titles": ["Ann Lee", "Blue Song"],
 }
-
-
-def write_rows(folder: Path) -> Path:
-    """A file of both rows."""
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in (MUSIQUE, HOTPOT)))
-    return path

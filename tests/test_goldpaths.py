@@ -1,27 +1,22 @@
 """Gold trajectories from made rows."""
 
 import json
-import os
 import random
 from pathlib import Path
 
 import pytest
-from gold_rows import HOTPOT, MUSIQUE, paragraph, write_rows
+from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
+from gold_rows import HOTPOT, MUSIQUE, paragraph
 
 from lldlib.goldpaths import demonstrate, load_gold_paths
 from lldlib.protocol import parse_action
 
-BENCHMARKS = Path(
-    os.environ.get(
-        "LLDLIB_BENCHMARKS", Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
-    )
-)
 TRAIN = ("2wiki_context_train", "hotpotqa_distractor_train", "musique_context_train")
 
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    return write_rows(tmp_path)
+    return write_rows(tmp_path / "rows.jsonl", (MUSIQUE, HOTPOT))
 
 
 def test_hops_follow_the_decomposition_or_else_the_titles(file):
@@ -50,7 +45,7 @@ def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):
     assert "Blue Song (1972)." in demonstrate(path, random.Random(0), top_k=1)[1][0]  # the title
 
 
-def test_a_yes_is_not_found_in_a_longer_word(tmp_path):
+def test_a_no_is_not_found_in_a_longer_word(tmp_path):
     context = [paragraph("Ann Lee", "She won a Nobel prize."), paragraph("Bo", "Bo came north.")]
     row = HOTPOT | {"context": context, "supporting_titles": ["Ann Lee", "Bo"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"golden_answers": ["no"]}))
@@ -93,7 +88,7 @@ def test_a_demonstration_asks_reads_and_answers(file):
     assert len(demonstrate(path, random.Random(0), top_k=99)[0][1]) == 3  # all there is
 
 
-@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason=f"no benchmark files in {BENCHMARKS}")
+@needs_benchmarks
 @pytest.mark.parametrize("name", TRAIN)
 def test_real_rows(name):
     """Every hop's passage is gold, and most passages hold what the hop finds."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gold_rows import write_rows
+from benchmark_files import write_rows
+from gold_rows import HOTPOT, MUSIQUE
 from helpers import character_tokenizer
 
 from lldlib.config import LoadConfig, SftConfig
@@ -22,7 +23,7 @@ from lldlib.warmstart import save_policy
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    return write_rows(tmp_path)
+    return write_rows(tmp_path / "rows.jsonl", (MUSIQUE, HOTPOT))
 
 
 @pytest.fixture
