@@ -1,17 +1,21 @@
 """Search trajectories from the gold passages of multi-hop train files (HotpotQA, 2Wiki, MuSiQue).
 
-A hop's query is the data set's own sub-question where it has a decomposition, else the title of a
-gold passage; what it finds is the sub-question's answer, else the next title or the answer to the
-question, where the passage names it. What is read is the gold passage among other paragraphs of the
-row, in random order.
+A hop's query is the subject and the relation of a fact where the row has facts (2Wiki), else the
+data set's own sub-question (MuSiQue), else the title of a gold passage; what it finds is the fact's
+object, the sub-question's answer, or the next title or the answer to the question, where the
+passage names it. What is read is the gold passage among other paragraphs of the row, in random
+order.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lldlib.facts import Chain, earlier, row_chains
+from lldlib.recombine import AskAgain, fill_steps, step_rows
 from lldlib.retrieval import Passage, words
-from lldlib.tasks import load_questions, read_jsonl
+from lldlib.tasks import read_jsonl, to_questions
 from lldlib.types import Question
 
 _NEEDS = ("I need to find out: {}", "I should search for: {}", "What I have to know: {}")
@@ -35,19 +39,30 @@ class GoldPath:
     question: Question
     hops: tuple[Hop, ...]
     others: tuple[Passage, ...]
+    gathered: str = ""  # what a comparison's last thought holds in place of the last finding
 
 
 def load_gold_paths(path: Path | str) -> list[GoldPath]:
     """Read rows {id, question, golden_answers, context, supporting_titles, ...}.
 
     `supporting_idx` (MuSiQue) says which paragraphs are gold where titles repeat; a `decomposition`
-    is [{question, answer}], in which #1 stands for the first answer. Raises what
-    `tasks.load_questions` raises, and ValueError, naming file and line, for a row without a gold
-    paragraph.
+    is [{question, answer}], in which #1 stands for the first answer; `evidences` (2Wiki) are
+    [subject, relation, object]. Raises what `tasks.load_questions` raises, and ValueError, naming
+    file and line, for a row without a gold paragraph.
     """
-    questions = {question.id: question for question in load_questions(path)}
+    return _gold_paths(list(read_jsonl(path)), str(path))
+
+
+def more_gold_paths(files: Iterable[Path | str], asked_again: int, seed: int) -> list[GoldPath]:
+    """Paths of the rows that `recombine` makes of the files' own; raises as `load_gold_paths`."""
+    rows = [row for file in files for _, row in read_jsonl(file)]
+    made = step_rows(rows) + AskAgain(rows).rows(asked_again, seed)
+    return _gold_paths([(row["id"], row) for row in made], "made rows") if made else []
+
+
+def _gold_paths(rows: list[tuple[str, dict]], source: str) -> list[GoldPath]:
     found = []
-    for where, row in read_jsonl(path):
+    for question, (where, row) in zip(to_questions(rows, source), rows, strict=True):
         context = [
             Passage(f"{row['id']}-{number}", paragraph["text"], paragraph["title"])
             for number, paragraph in enumerate(row.get("context", []))
@@ -59,10 +74,28 @@ def load_gold_paths(path: Path | str) -> list[GoldPath]:
         gold = [context[i] for i in index]
         if not gold:
             raise ValueError(f"{where}: no paragraph of 'context' is named in 'supporting_titles'")
-        question = questions[row["id"]]
         others = tuple(passage for passage in context if passage not in gold)
-        found.append(GoldPath(question, _hops(question, row, gold), others))
+        chains = row_chains(row)
+        hops = _fact_hops(chains, gold) if chains else _hops(question, row, gold)
+        compares = chains is not None and len(chains) == 2
+        found.append(GoldPath(question, hops, others, _gather(*chains) if compares else ""))
     return found
+
+
+def _fact_hops(chains: list[Chain], gold: list[Passage]) -> tuple[Hop, ...]:
+    about = {passage.title: passage for passage in gold}
+    facts = [fact for chain in chains for fact in chain]
+    return tuple(
+        Hop(f"{fact.subject} {fact.relation}", about[fact.paragraph[0]], fact.object)
+        for fact in facts
+    )
+
+
+def _gather(*chains: Chain) -> str:
+    """What both sides of a comparison came to, and which date is the earlier one."""
+    sides = [", ".join([c[0].subject, *(fact.object for fact in c)]) for c in chains]
+    first = earlier(*chains)
+    return f"{'; '.join(sides)}." + (f" Earlier: {first}." if first else "")
 
 
 def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]:
@@ -74,16 +107,12 @@ def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]
             Hop(passage.title, passage, wanted if _names(passage.text, wanted) else "")
             for passage, wanted in zip(gold, sought, strict=True)
         )
-    hops, answers, unread = [], [], list(gold)
-    for step in steps:
-        query = step["question"].replace(" >> ", " ").strip()
-        for number, answer in reversed(list(enumerate(answers, start=1))):  # #10 before #1
-            query = query.replace(f"#{number}", answer)
-        passage = max(unread or gold, key=lambda p: _support(p, query, step["answer"]))
+    hops, unread = [], list(gold)
+    for query, answer in fill_steps(steps):
+        passage = max(unread or gold, key=lambda p: _support(p, query, answer))
         if passage in unread:
             unread.remove(passage)
-        answers.append(step["answer"])
-        hops.append(Hop(query, passage, step["answer"].rstrip(".")))
+        hops.append(Hop(query, passage, answer.rstrip(".")))
     return tuple(hops)
 
 
@@ -119,7 +148,7 @@ def demonstrate(
         rng.shuffle(read)
         turns.append((action, tuple(read)))
         known = f"{rng.choice(_NOTES).format(hop.finding or hop.passage.title)} "
-    answer = path.question.answers[0]
+    known, answer = f"{path.gathered} " if path.gathered else known, path.question.answers[0]
     turns.append((f"<think> {known}</think>\n<answer> {answer} </answer>", ()))
     return turns
 

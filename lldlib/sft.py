@@ -19,7 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 from lldlib.batching import collate
 from lldlib.config import LoadConfig, SftConfig
-from lldlib.goldpaths import GoldPath, answer_at_once, demonstrate, load_gold_paths
+from lldlib.goldpaths import (
+    GoldPath,
+    answer_at_once,
+    demonstrate,
+    load_gold_paths,
+    more_gold_paths,
+)
 from lldlib.policies import Policy, load_as
 from lldlib.rewards import normalise_answer
 from lldlib.rollout import TokenText
@@ -43,6 +49,9 @@ class SftRun:
             config = saved_config(Run(out).config)
         self.config = config
         self.files = [load_gold_paths(file) for file in config.files]
+        if config.asked_again:
+            made = more_gold_paths(config.files, config.asked_again, config.seed)
+            self.files += [made] if made else []
         self.policy = load_as(config.policy, config.load)
         self.text = TokenText(self.policy.tokenizer)
         self.optimizer = make_optimizer(self.policy.model, config.lr, (0.9, 0.999))
@@ -113,7 +122,9 @@ class SftRun:
         for start in range(0, len(episodes), self.config.rows):
             part = episodes[start : start + self.config.rows]
             batch = collate(part, [0.0] * len(part), list(range(len(part))), self.text)
-            scores = score(model, batch.to(self.config.load.device), 1.0)
+            device = self.config.load.device
+            with torch.autocast(device, torch.bfloat16, enabled=self.config.autocast):
+                scores = score(model, batch.to(device), 1.0)
             term = -scores.logp.sum() / total
             term.backward()
             loss += float(term.detach())
@@ -121,8 +132,9 @@ class SftRun:
         return loss, total
 
     def _draw(self, rng: random.Random) -> Episode:
+        weights = [len(file) ** 0.5 for file in self.files]  # a short one more often, not as often
         for _ in range(DRAWS):
-            path = rng.choice(rng.choice(self.files))  # the files differ in length
+            path = rng.choice(rng.choices(self.files, weights)[0])
             episode = gold_episode(self.policy, self.text, path, rng, self.config)
             fits = sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens
             if fits and (not self.config.search or reads_answer(episode, self.policy.tokenizer)):

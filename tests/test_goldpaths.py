@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
-from gold_rows import HOTPOT, MUSIQUE, paragraph
+from gold_rows import FILMS, HOTPOT, JOIN, MUSIQUE, paragraph
 
 from lldlib.goldpaths import demonstrate, load_gold_paths
 from lldlib.protocol import parse_action
@@ -31,6 +31,23 @@ def test_hops_follow_the_decomposition_or_else_the_titles(file):
     assert [h.finding for h in titled.hops] == ["Ann Lee", "Lima"]
     for path in (decomposed, titled):
         assert [p.title for p in path.others] == ["Noise", "Other"]
+
+
+def test_hops_follow_the_facts_and_a_comparison_gathers_both_sides(tmp_path):
+    compared, joined = load_gold_paths(write_rows(tmp_path / "rows.jsonl", (FILMS, JOIN)))
+    assert [(h.query, h.passage.title, h.finding) for h in compared.hops] == [
+        ("Red Sea director", "Red Sea", "Ann Lee"),
+        ("Ann Lee date of birth", "Ann Lee", "2 May 1901"),
+        ("Blue Sky director", "Blue Sky", "Bo Dahl"),
+        ("Bo Dahl date of birth", "Bo Dahl", "June 3, 1950"),
+    ]
+    last = demonstrate(compared, random.Random(0), top_k=2)[-1][0]
+    assert last == (
+        "<think> Red Sea, Ann Lee, 2 May 1901; Blue Sky, Bo Dahl, June 3, 1950. Earlier: Red Sea. "
+        "</think>\n<answer> Red Sea </answer>"
+    )
+    assert [h.query for h in joined.hops] == ["Red Sea director", "Ann Lee date of birth"]
+    assert "2 May 1901. </think>" in demonstrate(joined, random.Random(0), top_k=2)[-1][0]
 
 
 def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):

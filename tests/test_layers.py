@@ -31,9 +31,11 @@ LAYERS = {  # every module, or the package it lies in
     "L2": [
         "benchmarks",
         "demonstrations",
+        "facts",
         "goldpaths",
         "maths",
         "protocol",
+        "recombine",
         "retrieval",
         "runlog",
         "scores",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmark_files import write_rows
-from gold_rows import HOTPOT, MUSIQUE
+from gold_rows import COMPARISON, HOTPOT, JOIN, MUSIQUE
 from helpers import character_tokenizer
 
 from lldlib.config import LoadConfig, SftConfig
@@ -41,7 +41,7 @@ LORA = LoadConfig(lora_rank=2, lora_alpha=4)
 
 def config(folder: str, file: Path, **changes) -> SftConfig:
     small = {"steps": 4, "batch": 3, "rows": 2, "warmup": 2, "checkpoint_every": 2, "lr": 1e-2}
-    small |= {"max_tokens": 2000, "top_k": 2, "load": LORA}
+    small |= {"max_tokens": 2000, "top_k": 2, "load": LORA, "asked_again": 0}
     return SftConfig(files=(str(file),), policy=folder, **small | changes)
 
 
@@ -115,14 +115,35 @@ def test_it_learns_resumes_and_leaves_a_merged_policy(folder, file, tmp_path, qu
     assert len(moved) == 7 and all("proj" in name for name in moved)
 
 
-def test_a_short_file_is_drawn_from_as_often_as_a_long_one(folder, file, tmp_path):
+def test_a_short_file_is_drawn_from_more_often_than_its_share(folder, file, tmp_path):
     long = tmp_path / "long.jsonl"
     row = json.loads(file.read_text().splitlines()[0])
-    long.write_text("".join(json.dumps(row | {"id": f"long-{n}"}) + "\n" for n in range(40)))
+    long.write_text("".join(json.dumps(row | {"id": f"long-{n}"}) + "\n" for n in range(32)))
     settings = replace(config(folder, file), files=(str(file), str(long)))
     run, rng = SftRun(settings, tmp_path / "run"), random.Random(0)
-    drawn = [run._draw(rng).question.id.startswith("long-") for _ in range(60)]
-    assert 20 <= sum(drawn) <= 40  # of 60, where 57 of them would be long ones otherwise
+    drawn = [run._draw(rng).question.id.startswith("long-") for _ in range(100)]
+    assert 70 <= sum(drawn) <= 90  # of 100; 4 of 5 by the roots of 2 and 32, 94 by the rows
+
+
+def test_questions_made_of_the_files_own_are_one_file_more(folder, tmp_path):
+    file = write_rows(tmp_path / "facts.jsonl", (COMPARISON, JOIN))
+    run = SftRun(config(folder, file, asked_again=9), tmp_path / "run")
+    assert [len(paths) for paths in run.files] == [2, 9]
+    assert run.step()["sft/tokens"] > 0
+    plain = write_rows(tmp_path / "plain.jsonl", [HOTPOT])
+    run = SftRun(config(folder, plain, asked_again=9), tmp_path / "plain")
+    assert [len(paths) for paths in run.files] == [1]  # nothing to ask again
+
+
+def test_autocast_computes_in_bfloat16_and_trains_float32_weights(folder, file, tmp_path):
+    settings = config(folder, file, load=LoadConfig(), steps=1)
+    runs = [SftRun(replace(settings, autocast=on), tmp_path / str(on)) for on in (False, True)]
+    losses = [run.step()["sft/loss"] for run in runs]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    start = dict(load_policy(folder).model.named_parameters())
+    for name, parameter in runs[1].policy.model.named_parameters():
+        assert parameter.dtype == torch.float32 and not torch.equal(parameter, start[name])
 
 
 def test_only_the_policys_own_tokens_are_learned(folder, file, tmp_path):
