@@ -69,7 +69,12 @@ def _row_facts(row: dict) -> list[Fact]:
     golds, question = row.get("supporting_titles", []), row["question"].lower()
     about = {base(p["title"]): p for p in row.get("context", []) if p["title"] in golds}
     facts = []
-    for subject, relation, found in row.get("evidences", []):
+    for evidence in row.get("evidences", []):
+        if len(evidence) != 3:
+            raise ValueError(
+                f"row '{row['id']}': want evidences [subject, relation, object], got {evidence}"
+            )
+        subject, relation, found = evidence
         paragraph = about.get(base(subject))
         if paragraph is None:
             return []

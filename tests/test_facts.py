@@ -40,8 +40,10 @@ def test_facts_that_do_not_form_chains_are_not_used(evidences):
     assert row_chains(row) is None
 
 
-def test_a_row_without_facts_has_no_chains():
+def test_a_row_without_facts_has_no_chains_and_one_of_half_facts_is_named():
     assert row_chains(MUSIQUE) is None
+    with pytest.raises(ValueError, match=r"row 'c': want evidences \[subject, relation, object\]"):
+        row_chains(COMPARISON | {"evidences": [["Ann Lee", "born"]]})
 
 
 @pytest.mark.parametrize(
