@@ -97,9 +97,15 @@ def lead_facts(title: str, text: str, nationalities: set[str]) -> list[Fact]:
     return [Fact(title, relation, object, (title, text)) for relation, object in found.items()]
 
 
+def year(chain: Chain) -> str | None:
+    """The year in which a chain ends, None if it ends in no date."""
+    found = re.search(r"\b\d{4}\b", chain[-1].object)
+    return found and found.group()
+
+
 def earlier(first: Chain, second: Chain) -> str | None:
     """The subject of the chain that ends in the earlier year; None without two different years."""
-    years = [re.search(r"\b\d{4}\b", chain[-1].object) for chain in (first, second)]
-    if None in years or years[0].group() == years[1].group():
+    years = year(first), year(second)
+    if None in years or years[0] == years[1]:
         return None
-    return (first if years[0].group() < years[1].group() else second)[0].subject
+    return (first if years[0] < years[1] else second)[0].subject

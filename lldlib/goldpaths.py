@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lldlib.facts import Chain, earlier, row_chains
+from lldlib.facts import Chain, earlier, row_chains, year
 from lldlib.recombine import AskAgain, fill_steps, step_rows
 from lldlib.retrieval import Passage, words
 from lldlib.tasks import read_jsonl, to_questions
@@ -92,10 +92,13 @@ def _fact_hops(chains: list[Chain], gold: list[Passage]) -> tuple[Hop, ...]:
 
 
 def _gather(*chains: Chain) -> str:
-    """What both sides of a comparison came to, and which date is the earlier one."""
+    """What both sides of a comparison came to, then the two ends alone, side by side, compared."""
     sides = [", ".join([c[0].subject, *(fact.object for fact in c)]) for c in chains]
-    first = earlier(*chains)
-    return f"{'; '.join(sides)}." + (f" Earlier: {first}." if first else "")
+    ends, first = [year(c) or c[-1].object for c in chains], earlier(*chains)
+    if first is None:
+        same = "the same" if ends[0] == ends[1] else "not the same"
+        return f"{'; '.join(sides)}. {ends[0]} and {ends[1]} are {same}."
+    return f"{'; '.join(sides)}. Of {ends[0]} and {ends[1]}, {min(ends)} is earlier: {first}."
 
 
 def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]:

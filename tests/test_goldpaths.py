@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
-from gold_rows import FILMS, HOTPOT, JOIN, MUSIQUE, paragraph
+from gold_rows import FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph
 
 from lldlib.goldpaths import demonstrate, load_gold_paths
 from lldlib.protocol import parse_action
@@ -34,7 +34,8 @@ def test_hops_follow_the_decomposition_or_else_the_titles(file):
 
 
 def test_hops_follow_the_facts_and_a_comparison_gathers_both_sides(tmp_path):
-    compared, joined = load_gold_paths(write_rows(tmp_path / "rows.jsonl", (FILMS, JOIN)))
+    rows = write_rows(tmp_path / "rows.jsonl", (FILMS, JOIN, NATIONS))
+    compared, joined, nations = load_gold_paths(rows)
     assert [(h.query, h.passage.title, h.finding) for h in compared.hops] == [
         ("Red Sea director", "Red Sea", "Ann Lee"),
         ("Ann Lee date of birth", "Ann Lee", "2 May 1901"),
@@ -43,8 +44,11 @@ def test_hops_follow_the_facts_and_a_comparison_gathers_both_sides(tmp_path):
     ]
     last = demonstrate(compared, random.Random(0), top_k=2)[-1][0]
     assert last == (
-        "<think> Red Sea, Ann Lee, 2 May 1901; Blue Sky, Bo Dahl, June 3, 1950. Earlier: Red Sea. "
-        "</think>\n<answer> Red Sea </answer>"
+        "<think> Red Sea, Ann Lee, 2 May 1901; Blue Sky, Bo Dahl, June 3, 1950. "
+        "Of 1901 and 1950, 1901 is earlier: Red Sea. </think>\n<answer> Red Sea </answer>"
+    )
+    assert nations.gathered == (
+        "Ann Lee, Peruvian; Bo Dahl, Danish. Peruvian and Danish are not the same."
     )
     assert [h.query for h in joined.hops] == ["Red Sea director", "Ann Lee date of birth"]
     assert "2 May 1901. </think>" in demonstrate(joined, random.Random(0), top_k=2)[-1][0]
