@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import itertools
+import logging
 
 import bitsandbytes as bnb
 import pytest
@@ -271,3 +272,12 @@ def test_smollm2_trains_after_a_rollout():
     end = encode(END_OF_INFORMATION)
     cut = policy.protocol.observe(200 * retriever().search(["capital"], 1)[0], encode, 0)
     assert len(cut) == 500 and cut[-len(end) :] == end
+
+
+def test_a_kernel_that_is_never_used_is_not_asked_for():
+    """Only a CPU with AVX512-BF16 shows the warning itself, so the logger is looked at."""
+    from bitsandbytes.backends.cpu import ops
+
+    assert ops.logger.name == "bitsandbytes.backends.cpu.ops"
+    assert not ops.logger.isEnabledFor(logging.WARNING)
+    assert ops.logger.isEnabledFor(logging.ERROR)
