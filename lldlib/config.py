@@ -175,13 +175,13 @@ class WarmstartConfig:
 class SftConfig:
     """One supervised warm start."""
 
-    files: tuple[str, ...] = ()  # train files with gold passages, JSONL
+    files: tuple[str, ...] = ()  # train files, JSONL; each is tried by the root of its rows
     asked_again: int = 2000  # questions made of their own (recombine.py), as one file more (0 = no)
     policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
     load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
     seed: int = 0  # of the trajectories
     steps: int = 300  # optimiser updates
-    batch: int = 8  # trajectories an update; a file is tried in proportion to the root of its rows
+    batch: int = 8  # trajectories an update
     autocast: bool = False  # matrix products in bfloat16, weights as they are loaded
     rows: int = 4  # trajectories that are scored at a time
     lr: float = 3e-4  # AdamW after a linear warm-up, then linear decay to 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from lldlib.facts import NATIONALITY, Chain, Fact, earlier, lead_facts, relations, row_chains
 
 _BESIDE = 2  # paragraphs beside each gold one, from the row that it came with
-_DRAWS = 20  # subjects tried for one question
+_DRAWS = 20  # tries for one question, and for the second thing that it compares
 
 
 def fill_steps(steps: list[dict]) -> Iterator[tuple[str, str]]:
@@ -47,8 +47,9 @@ class AskAgain:
 
     def __init__(self, rows: list[dict]):
         chained = [(row, chains) for row in rows if (chains := row_chains(row))]
-        self.asked = [(row, chains) for row, chains in chained if _rule(row, chains)]
-        facts = [fact for _, chains in self.asked for chain in chains for fact in chain]
+        ruled = [(row, chains, _rule(row, chains)) for row, chains in chained]
+        asked = [(row, chains, rule) for row, chains, rule in ruled if rule]
+        facts = [fact for _, chains, _ in asked for chain in chains for fact in chain]
         nations = {fact.object for fact in facts if fact.relation == NATIONALITY}
         self.beside: dict[str, list[dict]] = {}  # the paragraphs that a title came with
         for row in rows:
@@ -57,15 +58,19 @@ class AskAgain:
                 if title not in self.beside:
                     self.beside[title] = row["context"]
                     facts += lead_facts(title, paragraph["text"], nations)
-        self.chains = _chains(facts, {relations(chains[0]) for _, chains in self.asked})
+        self.chains = _chains(facts, {relations(chains[0]) for _, chains, _ in asked})
+        # names may differ along a chain, so that a row's own is not among them
+        self.asked = [ask for ask in asked if len(self.chains[relations(ask[1][0])]) >= len(ask[1])]
 
     def rows(self, count: int, seed: int) -> list[dict]:
-        """`count` rows, a function of the seed; none where no row has facts."""
+        """At most `count` rows, a function of the seed: fewer, or none, where facts are few."""
         rng, made = random.Random(seed), []
-        while self.asked and len(made) < count:
-            row, old = rng.choice(self.asked)
+        for _ in range(_DRAWS * count if self.asked else 0):
+            if len(made) == count:
+                break
+            row, old, rule = rng.choice(self.asked)
             new = self._others(old, rng)
-            answer = new and _answer(_rule(row, old), new)
+            answer = new and _answer(rule, new)
             if answer:
                 made.append(self._row(row, old, new, answer, rng, len(made)))
         return made

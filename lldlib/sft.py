@@ -122,8 +122,8 @@ class SftRun:
         for start in range(0, len(episodes), self.config.rows):
             part = episodes[start : start + self.config.rows]
             batch = collate(part, [0.0] * len(part), list(range(len(part))), self.text)
-            device = self.config.load.device
-            with torch.autocast(device, torch.bfloat16, enabled=self.config.autocast):
+            device = torch.device(self.config.load.device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.config.autocast):
                 scores = score(model, batch.to(device), 1.0)
             term = -scores.logp.sum() / total
             term.backward()

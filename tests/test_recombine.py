@@ -2,7 +2,7 @@
 
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks
-from gold_rows import COMPARISON, FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS
+from gold_rows import COMPARISON, FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph
 
 from lldlib import recombine
 from lldlib.facts import row_chains
@@ -68,6 +68,15 @@ def test_a_row_whose_answer_does_not_follow_from_its_facts_is_not_asked_again(gi
     assert any("When" not in row["question"] for row in made) == (given == "Ann Lee")
 
 
+def test_few_facts_make_few_rows_and_no_end():
+    facts = [["Red Sea", "director", "ANN LEE"], JOIN["evidences"][1]]  # no chain by exact names
+    context = [paragraph("Red Sea", "A film."), paragraph("Ann Lee", "A person.")]
+    assert AskAgain([JOIN | {"evidences": facts, "context": context}]).asked == []
+    lone = AskAgain([COMPARISON])
+    lone.chains = {path: chains[:1] for path, chains in lone.chains.items()}
+    assert lone.rows(5, seed=0) == []  # nothing to compare with, and yet it ends
+
+
 def test_steps_are_questions_of_their_own():
     assert list(fill_steps(MUSIQUE["decomposition"])) == [
         ("Blue Song writer", "Ann Lee"),
@@ -87,8 +96,8 @@ def test_real_rows_asked_of_their_own_things_give_their_own_answers():
     rows = [row for _, row in read_jsonl(BENCHMARKS / "2wiki_context_train.jsonl")]
     asked = AskAgain(rows).asked
     assert len(asked) > 400
-    for row, chains in asked:
-        again = recombine._answer(recombine._rule(row, chains), row_chains(row))
+    for row, _, rule in asked:
+        again = recombine._answer(rule, row_chains(row))
         assert again.lower() == row["golden_answers"][0].lower()
 
 
