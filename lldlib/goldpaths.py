@@ -98,7 +98,10 @@ def _gather(*chains: Chain) -> str:
     if first is None:
         same = "the same" if ends[0] == ends[1] else "not the same"
         return f"{'; '.join(sides)}. {ends[0]} and {ends[1]} are {same}."
-    return f"{'; '.join(sides)}. Of {ends[0]} and {ends[1]}, {min(ends)} is earlier: {first}."
+    names = [c[0].subject for c in chains]
+    last = names[1 - names.index(first)]
+    told = f"{min(ends)} is earlier: {first}; {max(ends)} is later: {last}."
+    return f"{'; '.join(sides)}. Of {ends[0]} and {ends[1]}, {told}"
 
 
 def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]:

@@ -60,15 +60,22 @@ class AskAgain:
                     facts += lead_facts(title, paragraph["text"], nations)
         self.chains = _chains(facts, {relations(chains[0]) for _, chains, _ in asked})
         # names may differ along a chain, so that a row's own is not among them
-        self.asked = [ask for ask in asked if len(self.chains[relations(ask[1][0])]) >= len(ask[1])]
+        asked = [ask for ask in asked if len(self.chains[relations(ask[1][0])]) >= len(ask[1])]
+        self.asked = defaultdict(list)  # by rule
+        for row, chains, rule in asked:
+            self.asked[rule].append((row, chains))
 
     def rows(self, count: int, seed: int) -> list[dict]:
-        """At most `count` rows, a function of the seed: fewer, or none, where facts are few."""
+        """At most `count` rows, a function of the seed: fewer, or none, where facts are few.
+
+        Every rule is asked for equally often: few questions ask for the later of two.
+        """
         rng, made = random.Random(seed), []
         for _ in range(_DRAWS * count if self.asked else 0):
             if len(made) == count:
                 break
-            row, old, rule = rng.choice(self.asked)
+            rule = list(self.asked)[len(made) % len(self.asked)]
+            row, old = rng.choice(self.asked[rule])
             new = self._others(old, rng)
             answer = new and _answer(rule, new)
             if answer:

@@ -45,7 +45,8 @@ def test_hops_follow_the_facts_and_a_comparison_gathers_both_sides(tmp_path):
     last = demonstrate(compared, random.Random(0), top_k=2)[-1][0]
     assert last == (
         "<think> Red Sea, Ann Lee, 2 May 1901; Blue Sky, Bo Dahl, June 3, 1950. "
-        "Of 1901 and 1950, 1901 is earlier: Red Sea. </think>\n<answer> Red Sea </answer>"
+        "Of 1901 and 1950, 1901 is earlier: Red Sea; 1950 is later: Blue Sky. </think>\n"
+        "<answer> Red Sea </answer>"
     )
     assert nations.gathered == (
         "Ann Lee, Peruvian; Bo Dahl, Danish. Peruvian and Danish are not the same."
