@@ -70,17 +70,21 @@ class AskAgain:
 
         Every rule is asked for equally often: few questions ask for the later of two.
         """
-        rng, made = random.Random(seed), []
-        for _ in range(_DRAWS * count if self.asked else 0):
-            if len(made) == count:
-                break
-            rule = list(self.asked)[len(made) % len(self.asked)]
+        rng, rules = random.Random(seed), list(self.asked)
+        made = [
+            self._ask(rules[number % len(rules)], rng, number)
+            for number in range(count if rules else 0)
+        ]
+        return [row for row in made if row]
+
+    def _ask(self, rule: str, rng: random.Random, number: int) -> dict | None:
+        for _ in range(_DRAWS):
             row, old = rng.choice(self.asked[rule])
             new = self._others(old, rng)
             answer = new and _answer(rule, new)
             if answer:
-                made.append(self._row(row, old, new, answer, rng, len(made)))
-        return made
+                return self._row(row, old, new, answer, rng, number)
+        return None
 
     def _others(self, old: list[Chain], rng: random.Random) -> list[Chain] | None:
         """As many chains with the relations of `old`, about other things than one another."""

@@ -81,6 +81,10 @@ def test_few_facts_make_few_rows_and_no_end():
     lone = AskAgain([COMPARISON])
     lone.chains = {path: chains[:1] for path, chains in lone.chains.items()}
     assert lone.rows(5, seed=0) == []  # nothing to compare with, and yet it ends
+    beside = AskAgain([COMPARISON, JOIN])
+    beside.chains[("date of birth",)] = beside.chains[("date of birth",)][:1]
+    made = beside.rows(6, seed=0)
+    assert [row["question"][:4] for row in made] == ["When"] * 3  # the others are not held up
 
 
 def test_steps_are_questions_of_their_own():
