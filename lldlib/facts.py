@@ -103,9 +103,9 @@ def year(chain: Chain) -> str | None:
     return found and found.group()
 
 
-def earlier(first: Chain, second: Chain) -> str | None:
-    """The subject of the chain that ends in the earlier year; None without two different years."""
+def by_year(first: Chain, second: Chain) -> tuple[Chain, Chain] | None:
+    """The chain that ends in the earlier year, then the other; None without two different years."""
     years = year(first), year(second)
     if None in years or years[0] == years[1]:
         return None
-    return (first if years[0] < years[1] else second)[0].subject
+    return (first, second) if years[0] < years[1] else (second, first)

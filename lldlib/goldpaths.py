@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lldlib.facts import Chain, earlier, row_chains, year
+from lldlib.facts import Chain, by_year, row_chains, year
 from lldlib.recombine import AskAgain, fill_steps, step_rows
 from lldlib.retrieval import Passage, words
 from lldlib.tasks import read_jsonl, to_questions
@@ -94,14 +94,13 @@ def _fact_hops(chains: list[Chain], gold: list[Passage]) -> tuple[Hop, ...]:
 def _gather(*chains: Chain) -> str:
     """What both sides of a comparison came to, then the two ends alone, side by side, compared."""
     sides = [", ".join([c[0].subject, *(fact.object for fact in c)]) for c in chains]
-    ends, first = [year(c) or c[-1].object for c in chains], earlier(*chains)
-    if first is None:
+    ends, ordered = [year(c) or c[-1].object for c in chains], by_year(*chains)
+    if ordered is None:
         same = "the same" if ends[0] == ends[1] else "not the same"
         return f"{'; '.join(sides)}. {ends[0]} and {ends[1]} are {same}."
-    names = [c[0].subject for c in chains]
-    last = names[1 - names.index(first)]
-    told = f"{min(ends)} is earlier: {first}; {max(ends)} is later: {last}."
-    return f"{'; '.join(sides)}. Of {ends[0]} and {ends[1]}, {told}"
+    told_by = zip(ordered, ("earlier", "later"), strict=True)
+    told = "; ".join(f"{year(c)} is {word}: {c[0].subject}" for c, word in told_by)
+    return f"{'; '.join(sides)}. Of {ends[0]} and {ends[1]}, {told}."
 
 
 def _hops(question: Question, row: dict, gold: list[Passage]) -> tuple[Hop, ...]:

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from lldlib.facts import NATIONALITY, Chain, Fact, earlier, lead_facts, relations, row_chains
+from lldlib.facts import NATIONALITY, Chain, Fact, by_year, lead_facts, relations, row_chains
 
 _BESIDE = 2  # paragraphs beside each gold one, from the row that it came with
 _DRAWS = 20  # tries for one question, and for the second thing that it compares
@@ -148,10 +148,9 @@ def _rule(row: dict, chains: list[Chain]) -> str | None:
     given, ends = row["golden_answers"][0].lower(), {chain[-1].object for chain in chains}
     if given in ("yes", "no"):
         return "same" if (len(ends) == 1) == (given == "yes") else None
-    first, names = earlier(*chains), [chain[0].subject.lower() for chain in chains]
-    if first is None or given not in names:
-        return None
-    return "earlier" if given == first.lower() else "later"
+    ordered = by_year(*chains) or ()
+    names = [chain[0].subject.lower() for chain in ordered]
+    return ("earlier", "later")[names.index(given)] if given in names else None
 
 
 def _answer(rule: str, chains: list[Chain]) -> str | None:
@@ -160,11 +159,8 @@ def _answer(rule: str, chains: list[Chain]) -> str | None:
         return chains[0][-1].object
     if rule == "same":
         return "yes" if chains[0][-1].object == chains[1][-1].object else "no"
-    first = earlier(*chains)
-    if first is None:
-        return None
-    names = [chain[0].subject for chain in chains]
-    return first if rule == "earlier" else names[1 - names.index(first)]
+    ordered = by_year(*chains)
+    return ordered and ordered[rule == "later"][0].subject
 
 
 def _rename(question: str, names: dict[str, str]) -> str:

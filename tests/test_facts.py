@@ -3,7 +3,7 @@
 import pytest
 from gold_rows import COMPARISON, FILMS, MUSIQUE
 
-from lldlib.facts import Fact, earlier, lead_facts, row_chains
+from lldlib.facts import Fact, by_year, lead_facts, row_chains
 
 
 def triples(row: dict) -> list | None:
@@ -80,6 +80,6 @@ def test_the_earlier_of_two_years():
         return (Fact(subject, "date of birth", date, ("", "")),)
 
     first, second = ending("A", "30 December 1899"), ending("B", "May 1, 1901")
-    assert earlier(first, second) == earlier(second, first) == "A"
-    assert earlier(first, ending("C", "1 January 1899")) is None  # one year
-    assert earlier(first, ending("C", "Danish")) is None
+    assert by_year(first, second) == by_year(second, first) == (first, second)
+    assert by_year(first, ending("C", "1 January 1899")) is None  # one year
+    assert by_year(first, ending("C", "Danish")) is None
