@@ -107,7 +107,7 @@ class TrainConfig:
     probe_every: int = 1  # batches between scorings of the fixed probe set (0 = no probe set)
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
-    micro_rows: int = 0  # episodes with gradient at a time, which bounds memory (0 = all)
+    micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)
     policy: str = "tiny"  # "tiny", "smollm2", or a Hugging Face model name or path
     method: str = "grpo"  # the preset that `loss` came from
     load: LoadConfig = field(default_factory=LoadConfig)

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -54,7 +54,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Adapters on every linear layer but the head, without dropout; they are float32."""
+    """Adapters on every linear layer but the head, without dropout.
+
+    They are held in float32 and compute in the type of what they are given.
+    """
 
     rank: int
     alpha: int  # the adapters' output is scaled by alpha / rank
@@ -184,6 +187,7 @@ def _load_nf4(path: str, dtype: torch.dtype, device: str) -> nn.Module:
 def with_adapters(model: nn.Module, lora: LoraSettings) -> nn.Module:
     """The model with fresh adapters, the same ones each time; the model itself is frozen."""
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
     settings = LoraConfig(
         r=lora.rank,
@@ -196,7 +200,20 @@ def with_adapters(model: nn.Module, lora: LoraSettings) -> nn.Module:
         # peft asks for this property by the name that transformers has replaced
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
         torch.manual_seed(0)
-        return get_peft_model(model, settings)
+        model = get_peft_model(model, settings)
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+            for adapter in (*module.lora_A.values(), *module.lora_B.values()):
+                adapter.__class__ = _AdapterLinear
+    return model
+
+
+class _AdapterLinear(nn.Linear):
+    """x W^T in the type of `x`: a bfloat16 model's adapters otherwise cost as much as the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype))
 
 
 def reference_model(model: nn.Module) -> nn.Module:

@@ -14,6 +14,8 @@ from lldlib.lean import head_scores
 from lldlib.losses import prediction_error
 from lldlib.types import Batch
 
+ROWS = 24  # scored at a time where nothing else is said
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -98,7 +100,7 @@ def next_token(
 
 
 def score_sorted(
-    model: nn.Module, batch: Batch, temperature: float, *, chunk: int = 24, **kwargs
+    model: nn.Module, batch: Batch, temperature: float, *, chunk: int = ROWS, **kwargs
 ) -> Scores:
     """`score`, to rounding, over chunks of rows of similar length: little of the work is padding.
 

@@ -23,7 +23,7 @@ from lldlib.pieces import backward_through, leaf_scores
 from lldlib.policies import Policy, adapters_off, reference_model
 from lldlib.retrieval import Retriever
 from lldlib.rollout import Rollout
-from lldlib.scoring import Scores, score, score_sorted
+from lldlib.scoring import ROWS, Scores, score, score_sorted
 from lldlib.trainstate import make_optimizer, pack, trainable, unpack
 from lldlib.types import Batch, Episode, Question
 
@@ -120,12 +120,12 @@ class Trainer:
         config, temperature = self.config.loss, self.config.rollout.temperature
         wanted = needs(config)
         proxy = config if "proxy_logp" in wanted else None
-        old = score_sorted(self.policy.model, batch, temperature, entropy=True, proxy=proxy)
+        old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
         advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
         ref_logp = weights = None
         if "ref_logp" in wanted:
             with adapters_off(self.reference):
-                ref_logp = score_sorted(self.reference, batch, temperature).logp
+                ref_logp = self._scored(self.reference, batch).logp
         if "nthr" in wanted:
             inner = score(self.policy.model, batch, temperature, internals=True)
             weights = nthr_weights(
@@ -133,6 +133,11 @@ class Trainer:
             )
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
         return Prepared(batch, old, advantages, ref_logp, weights, searches)
+
+    def _scored(self, model: torch.nn.Module, batch: Batch, **wanted) -> Scores:
+        """Without gradient, and so never more rows at a time than an update may hold."""
+        rows = self.config.micro_rows or ROWS
+        return score_sorted(model, batch, self.config.rollout.temperature, chunk=rows, **wanted)
 
     def _update(self, prepared: Prepared) -> dict[str, float]:
         """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
@@ -232,8 +237,8 @@ class Trainer:
 
     @torch.no_grad()
     def _measure(self, prepared: Prepared, episodes: list[Episode]) -> dict[str, float]:
-        batch, scores, temperature = prepared.batch, prepared.old, self.config.rollout.temperature
-        new = score_sorted(self.policy.model, batch, temperature).logp
+        batch, scores = prepared.batch, prepared.old
+        new = self._scored(self.policy.model, batch).logp
         mask, loss = batch.action_mask, self.config.loss
         std = batch.rewards.view(-1, self.config.rollout.group_size).std(1)
         row = {
@@ -256,7 +261,7 @@ class Trainer:
     @torch.no_grad()
     def probe_metrics(self) -> dict[str, float]:
         """The fixed probe set of correct trajectories, scored under the current policy."""
-        logp = score_sorted(self.policy.model, self.probe, self.config.rollout.temperature).logp
+        logp = self._scored(self.policy.model, self.probe).logp
         return diagnostics.probe_report(logp, self.probe.action_mask, self.probe.span)
 
     # -- knobs, checkpoints --------------------------------------------------------------------

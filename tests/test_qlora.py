@@ -80,6 +80,23 @@ def test_adapters_of_a_bfloat16_model_are_float32(folder):
     assert all(p.dtype == torch.float32 for p in trainable(policy.model).values())
 
 
+def test_adapters_compute_in_the_type_of_what_they_are_given(folder):
+    policy = trained(load_policy(folder, lora=LORA, dtype="bfloat16"))
+    layer = policy.model.get_decoder().layers[0].mlp.up_proj
+    seen = []
+    for part in (layer.lora_A["default"], layer.lora_B["default"]):
+        part.register_forward_hook(lambda _, given, out: seen.extend((given[0], out)))
+    x = torch.randn(3, layer.in_features, dtype=torch.bfloat16, requires_grad=True)
+    layer(x).sum().backward()
+    assert [value.dtype for value in seen] == [torch.bfloat16] * 4
+    assert seen[0] is x  # no float32 copy of it is made, or kept for the backward pass
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    assert down.grad.dtype == up.grad.dtype == torch.float32
+    ones = torch.ones(3, layer.out_features)
+    want = layer.scaling["default"] * ones.T @ (x.detach().float() @ down.detach().T)
+    assert torch.allclose(up.grad, want, rtol=0.02, atol=0.02)
+
+
 def test_the_reference_is_the_policy_without_its_adapters(folder):
     plain, policy = load_policy(folder), load_policy(folder, lora=LORA)
     batch, _ = random_batch(plain, 6, max_tokens=40)
