@@ -6,7 +6,6 @@ one on the CPU.
 """
 
 import dataclasses
-import json
 import logging
 import random
 import time
@@ -192,5 +191,9 @@ def saved_config(raw: dict) -> SftConfig:
     names = {field.name for field in dataclasses.fields(SftConfig)}
     kept = {key: value for key, value in raw.items() if key in names}
     if not names <= kept.keys():
-        raise ValueError(f"this run is no warm start: {json.dumps(sorted(names - kept.keys()))}")
+        missing = ", ".join(sorted(names - kept.keys()))
+        raise ValueError(
+            f"this run's config.json lacks {missing}: it is no warm start, or one of another "
+            "version; begin a new run"
+        )
     return SftConfig(**(kept | {"files": tuple(kept["files"]), "load": LoadConfig(**kept["load"])}))

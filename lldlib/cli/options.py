@@ -128,7 +128,7 @@ class Fit:
 
     policy: str  # such as Qwen/Qwen2.5-3B; "tiny", a folder, or a Hugging Face name
     gpu: float  # memory of the GPU in GB (1e9 bytes)
-    rows: int = 4  # episodes with gradient at a time
+    rows: int = 4  # episodes scored or trained at a time
     rollouts: int = 40  # episodes generated at the same time
     tokens: int = 2048  # of the longest episode, passages included
     reference: bool = True  # the loss has a KL to the reference policy
