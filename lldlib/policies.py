@@ -210,7 +210,7 @@ def with_adapters(model: nn.Module, lora: LoraSettings) -> nn.Module:
 
 
 class _AdapterLinear(nn.Linear):
-    """x W^T in the type of `x`: a bfloat16 model's adapters otherwise cost as much as the model."""
+    """x W^T in the type of `x`, where peft would turn `x` to float32 for a float32 weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight.to(x.dtype))

@@ -75,7 +75,7 @@ def test_leads_in_a_fixed_form_tell_facts(title, text, found):
     assert all(fact.subject == title and fact.paragraph == (title, text) for fact in facts)
 
 
-def test_the_earlier_of_two_years():
+def test_two_chains_in_the_order_of_their_years():
     def ending(subject: str, date: str) -> tuple[Fact, ...]:
         return (Fact(subject, "date of birth", date, ("", "")),)
 

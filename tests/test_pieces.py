@@ -43,6 +43,19 @@ def test_pieces_give_the_step_of_the_whole(loss):
     assert "grad/negative_share" in told and "grad/negative_share" not in heard
 
 
+def test_outside_the_rollout_no_more_rows_than_that_pass_at_a_time():
+    run = micro_trainer(replace(MICRO, loss=METHODS["llds"], micro_rows=2))
+    seen = []
+
+    def note(_, given: tuple, named: dict) -> None:
+        if not named["use_cache"]:
+            seen.append(len(named["input_ids"]))
+
+    run.policy.model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    run.step()
+    assert max(seen) == 2
+
+
 def test_a_negative_number_of_rows_is_refused():
     with pytest.raises(ValueError, match="micro_rows is -1: use 1 or more, or 0"):
         micro_trainer(replace(MICRO, micro_rows=-1))
