@@ -25,9 +25,9 @@ def guesser(tmp_path_factory) -> str:
     groups are mixed.
     """
     from lldlib.config import WarmstartConfig
-    from lldlib.rollout import TokenText
-    from lldlib.warmstart import make_tiny, save_policy
-    from lldlib.world import World
+    from lldlib.rollout.loop import TokenText
+    from lldlib.train.warmstart import make_tiny, save_policy
+    from lldlib.world.atlas import World
 
     world = World.load()
     policy = make_tiny(world, WarmstartConfig(width=16, layers=1, heads=2))

@@ -10,18 +10,18 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from lldlib import train
-from lldlib.batching import collate
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig, WarmstartConfig
-from lldlib.objective import LossInputs
-from lldlib.policies import Policy, tiny_model
-from lldlib.protocol import SEARCH_R1, Protocol
+from lldlib.losses.objective import LossInputs
+from lldlib.policy.load import Policy, tiny_model
 from lldlib.retrieval import BM25Retriever, Passage, RetrieverError
-from lldlib.rollout import Rollout
-from lldlib.train import Trainer
+from lldlib.rollout.batch import collate
+from lldlib.rollout.loop import Rollout
+from lldlib.train import trainer as train
+from lldlib.train.trainer import Trainer
+from lldlib.train.warmstart import make_tiny
 from lldlib.types import Batch, Episode, Question
-from lldlib.warmstart import make_tiny
-from lldlib.world import World
+from lldlib.world.atlas import World
+from lldlib.world.protocol import SEARCH_R1, Protocol
 
 torch.set_num_threads(1)  # one thread, so that equal programs give equal bits
 

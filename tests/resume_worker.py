@@ -12,9 +12,12 @@ from pathlib import Path
 
 import helpers  # one thread, as in the tests
 
-from lldlib import protocol, run, runlog, setting
 from lldlib.config import RolloutConfig, TrainConfig
-from lldlib.methods import METHODS
+from lldlib.recipes import METHODS
+from lldlib.runs import folder as runlog
+from lldlib.train import run
+from lldlib.train import setup as setting
+from lldlib.world import protocol
 
 # A random policy never answers right, so any answer is worth 1; and there are fewer questions.
 PATCHES = [

@@ -4,9 +4,9 @@ import pytest
 import torch
 from helpers import PLAIN, StubRetriever, character_tokenizer, play
 
-from lldlib.batching import collate
-from lldlib.policies import word_tokenizer
-from lldlib.rollout import TokenText
+from lldlib.policy.load import word_tokenizer
+from lldlib.rollout.batch import collate
+from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question, Span, StopReason, Turn
 
 N, F, Q, A = Span.NONE, Span.FREE, Span.QUERY, Span.ANSWER

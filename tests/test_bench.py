@@ -18,8 +18,8 @@ from helpers import character_policy, retriever, tiny_policy, world_questions
 from torch import Tensor, nn
 
 from lldlib.config import RolloutConfig
-from lldlib.methods import METHODS
-from lldlib.rollout import Rollout
+from lldlib.recipes import METHODS
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question, StopReason, Turn
 
 EPISODE = Episode(

@@ -3,7 +3,8 @@
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, question_row, write_rows
 
-from lldlib.benchmarks import (
+from lldlib.types import Question
+from lldlib.world.benchmarks import (
     GROUPS,
     TASKS,
     Hub,
@@ -13,8 +14,7 @@ from lldlib.benchmarks import (
     load_from_hub,
     map_rows,
 )
-from lldlib.tasks import to_questions
-from lldlib.types import Question
+from lldlib.world.questions import to_questions
 
 NQ = TASKS["nq"]
 

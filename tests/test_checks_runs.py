@@ -3,7 +3,7 @@
 import pytest
 
 from lldlib import checks
-from lldlib.report import share_interval
+from lldlib.runs.report import share_interval
 
 
 def order(onsets):

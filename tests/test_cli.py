@@ -3,9 +3,9 @@ import json
 import pytest
 
 from lldlib.cli import main
-from lldlib.heldout import policy_of
-from lldlib.presets import collapse_config
-from lldlib.runlog import Run, RunWriter
+from lldlib.evaluate.heldout import policy_of
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run, RunWriter
 
 COMMANDS = ["demo", "train", "evaluate", "serve", "report", "sweep", "warmstart", "sft", "fit"]
 

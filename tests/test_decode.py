@@ -5,8 +5,8 @@ import torch
 from helpers import random_batch, tiny_policy
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from lldlib import rollout
-from lldlib.decode import LockstepDecoder, RaggedDecoder, make_decoder
+from lldlib.rollout import loop as rollout
+from lldlib.rollout.decode import LockstepDecoder, RaggedDecoder, make_decoder
 
 SMALL = {
     "vocab_size": 50,

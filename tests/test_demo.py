@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 
-from lldlib.demo import demo, status, table
-from lldlib.presets import collapse_config
-from lldlib.run import describe
-from lldlib.runlog import Run, RunWriter
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.train.demo import demo, status, table
+from lldlib.train.run import describe
 
 PNG = b"\x89PNG"
 KEYS = [

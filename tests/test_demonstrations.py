@@ -9,11 +9,11 @@ from helpers import ScriptedModel, retriever, tiny_policy, world, world_question
 from torch import nn
 
 from lldlib.config import DemonstrationConfig, RolloutConfig, WarmstartConfig
-from lldlib.demonstrations import FILLER, demonstrate, filler
-from lldlib.protocol import TINY, parse_action
-from lldlib.rewards import exact_match
-from lldlib.rollout import Rollout, TokenText
-from lldlib.warmstart import _tokens, supervised_loss, warm_start
+from lldlib.rollout.loop import Rollout, TokenText
+from lldlib.train.lessons import FILLER, demonstrate, filler
+from lldlib.train.warmstart import _tokens, supervised_loss, warm_start
+from lldlib.world.answers import exact_match
+from lldlib.world.protocol import TINY, parse_action
 
 NOISY = DemonstrationConfig()
 CLEAN = replace(NOISY, corrupt=0.0, stop_early=0.0)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from lldlib import diagnostics
-from lldlib.glossary import GLOSSARY, Metric, describe
+from lldlib.runs import measures as diagnostics
+from lldlib.runs.glossary import GLOSSARY, Metric, describe
 from lldlib.types import Episode, Question, Span, StopReason, Turn
 
 # Three rows of six tokens; column 0 has no prefix. Row 0: actions of 2 and 1 tokens; row 1: one

@@ -3,9 +3,10 @@
 import pytest
 from helpers import MICRO, micro_trainer
 
-from lldlib import protocol, train
-from lldlib.dissect import dissect
-from lldlib.methods import method
+from lldlib.recipes import method
+from lldlib.train import trainer as train
+from lldlib.train.dissect import dissect
+from lldlib.world import protocol
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from helpers import (
 from helpers import retriever as bm25
 
 from lldlib.config import RolloutConfig
-from lldlib.evaluate import evaluate
-from lldlib.policies import Policy
-from lldlib.rollout import Rollout
+from lldlib.evaluate.score import evaluate
+from lldlib.policy.load import Policy
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Question, StopReason
 
 SAID = [

@@ -6,12 +6,12 @@ import pytest
 from benchmark_files import passage_row, write_rows
 from helpers import world
 
-from lldlib.benchmarks import GROUPS, TASKS
 from lldlib.cli import main
 from lldlib.config import RolloutConfig
-from lldlib.exam import slice_of
-from lldlib.heldout import heldout_em
-from lldlib.policies import load_policy
+from lldlib.evaluate.exam import slice_of
+from lldlib.evaluate.heldout import heldout_em
+from lldlib.policy.load import load_policy
+from lldlib.world.benchmarks import GROUPS, TASKS
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import pytest
 from helpers import PLAIN, ScriptedModel, StubRetriever, tiny_policy, world_questions
 from helpers import retriever as world_retriever
 
-from lldlib.benchmarks import Task
-from lldlib.exam import Exam, prediction_file, slice_of
-from lldlib.exam_config import ExamConfig
-from lldlib.maths import MATHS
-from lldlib.policies import Policy
-from lldlib.protocol import INSTRUCTION
-from lldlib.rollout import Rollout
+from lldlib.config import ExamConfig
+from lldlib.evaluate.exam import Exam, prediction_file, slice_of
+from lldlib.policy.load import Policy
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Question
+from lldlib.world.benchmarks import Task
+from lldlib.world.maths import MATHS
+from lldlib.world.protocol import INSTRUCTION
 
 QA = Task("t", "T", "qa", "t", None)
 TRAP = "in <answer>trap</answer>"

@@ -3,7 +3,7 @@
 import pytest
 from gold_rows import COMPARISON, FILMS, MUSIQUE
 
-from lldlib.facts import Fact, by_year, lead_facts, row_chains
+from lldlib.train.facts import Fact, by_year, lead_facts, row_chains
 
 
 def triples(row: dict) -> list | None:

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lldlib import figures
-from lldlib.phases import Phase
-from lldlib.runlog import Run, RunWriter
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.runs.phases import Phase
+from lldlib.show import curves as figures
 
 BATCHES = 60
 

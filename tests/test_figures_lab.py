@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 from test_explore import case
 from test_figures import assert_readable, make_run, texts
 
-from lldlib.explore import TokenInfo, gate_values, proxy_values
-from lldlib.figures import COLOURS, label_ends
-from lldlib.figures_explore import (
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.show.curves import COLOURS, label_ends
+from lldlib.show.explorer_figures import (
     NO,
     NONE,
     YES,
@@ -19,10 +20,9 @@ from lldlib.figures_explore import (
     proxy_figure,
     token_figure,
 )
-from lldlib.figures_lab import knob_changes, lab_figure, no_return_figure
-from lldlib.presets import collapse_config
-from lldlib.run import describe
-from lldlib.runlog import Run, RunWriter
+from lldlib.show.lab_figure import knob_changes, lab_figure, no_return_figure
+from lldlib.show.values import TokenInfo, gate_values, proxy_values
+from lldlib.train.run import describe
 
 
 def turned(path, **config) -> Run:

@@ -2,8 +2,8 @@
 
 from test_figures import BATCHES, assert_readable, make_run, texts
 
-from lldlib import figures_runs
-from lldlib.onsets import SPIRAL, BandRule
+from lldlib.runs.onsets import SPIRAL, BandRule
+from lldlib.show import compare as figures_runs
 
 RULE = BandRule(window=3, hold=3)
 

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from lldlib.figures_tokens import (
+from lldlib.show.tokens import (
     LOGP,
     TokenTurn,
     episode_turns,

@@ -9,11 +9,11 @@ from bench.lean_worker import peak_bytes
 from helpers import tiny_policy
 from transformers import AutoModelForCausalLM
 
-from lldlib.fit import NF4_BYTES, Fit, Live, Shape, estimate
-from lldlib.lean import head_scores
-from lldlib.listed import LISTED, configuration
-from lldlib.policies import LoraSettings, Policy, load_policy, tiny_model, with_adapters
-from lldlib.warmstart import save_policy
+from lldlib.policy.architectures import LISTED, configuration
+from lldlib.policy.head import head_scores
+from lldlib.policy.load import LoraSettings, Policy, load_policy, tiny_model, with_adapters
+from lldlib.policy.memory import NF4_BYTES, Fit, Live, Shape, estimate
+from lldlib.train.warmstart import save_policy
 
 PLAIN = {"quantize": None, "lora": None, "dtype": "float32", "reference": True}
 SHAPE = Shape(update_rows=3, rollout_rows=10, tokens=50)

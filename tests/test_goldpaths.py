@@ -8,8 +8,8 @@ import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
 from gold_rows import FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph
 
-from lldlib.goldpaths import demonstrate, load_gold_paths
-from lldlib.protocol import parse_action
+from lldlib.train.gold import demonstrate, load_gold_paths
+from lldlib.world.protocol import parse_action
 
 TRAIN = ("2wiki_context_train", "hotpotqa_distractor_train", "musique_context_train")
 

@@ -1,16 +1,15 @@
 import pytest
 import torch
 
-from lldlib import heldout
 from lldlib.config import RolloutConfig
-from lldlib.evaluate import Evaluation
-from lldlib.heldout import permuted_control, policy_of
-from lldlib.policies import load_policy
-from lldlib.presets import collapse_config
-from lldlib.run import TrainingRun
-from lldlib.runlog import Run
+from lldlib.evaluate.heldout import permuted_control, policy_of
+from lldlib.evaluate.score import Evaluation, heldout
+from lldlib.policy.load import load_policy
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run
+from lldlib.train.run import TrainingRun
 from lldlib.types import Episode, StopReason
-from lldlib.world import Fact, World
+from lldlib.world.atlas import Fact, World
 
 CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome"}
 ROLLOUT = RolloutConfig()

@@ -5,11 +5,11 @@ import torch
 from helpers import random_batch, tiny_policy
 from torch import nn
 
-from lldlib import lean
 from lldlib.config import LossConfig
-from lldlib.lean import head_scores
 from lldlib.losses import proxy_log_prob
-from lldlib.scoring import score
+from lldlib.policy import head as lean
+from lldlib.policy.head import head_scores
+from lldlib.policy.score import score
 
 TOKENS, HIDDEN, VOCABULARY = 23, 6, 17
 MIN_P = LossConfig(lp_reg_filter="min-p", lp_reg_threshold=0.3)
@@ -180,7 +180,7 @@ def test_a_model_scored_in_chunks(monkeypatch):
     plain, plain_grads = run()
     monkeypatch.setattr(lean, "_plain", None)  # so that the other path cannot be taken
     monkeypatch.setattr(
-        "lldlib.scoring.head_scores",
+        "lldlib.policy.score.head_scores",
         lambda *a, **k: head_scores(*a, **k, elements=3 * policy.model.config.vocab_size),
     )
     chunked, grads = run()

@@ -7,7 +7,7 @@ import torch
 from helpers import padded, random_batch, tiny_policy
 
 from lldlib.losses import action_ids
-from lldlib.scoring import score
+from lldlib.policy.score import score
 from lldlib.types import Span
 
 

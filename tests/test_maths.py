@@ -2,7 +2,7 @@
 
 import pytest
 
-from lldlib.maths import MATHS, boxed, is_right
+from lldlib.world.maths import MATHS, boxed, is_right
 
 
 def test_the_prompt_leaves_the_problem_as_it_is():

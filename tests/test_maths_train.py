@@ -10,19 +10,20 @@ import torch
 from benchmark_files import write_rows
 from helpers import play
 
-from lldlib import benchmarks, setting
-from lldlib.benchmarks import load_source
 from lldlib.cli import main
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
-from lldlib.maths import MATHS, MathsProtocol
-from lldlib.policies import EOS
-from lldlib.protocol import SEARCH_R1, TINY
+from lldlib.policy.load import EOS
 from lldlib.retrieval import NoRetriever
-from lldlib.run import TrainingRun
-from lldlib.runlog import Run
-from lldlib.sums import SumsConfig, solution, sum_questions, sums_policy
+from lldlib.runs.folder import Run
+from lldlib.train import setup as setting
+from lldlib.train.run import TrainingRun
+from lldlib.train.sums import SumsConfig, solution, sum_questions, sums_policy
+from lldlib.train.warmstart import save_policy
 from lldlib.types import Question, StopReason
-from lldlib.warmstart import save_policy
+from lldlib.world import benchmarks
+from lldlib.world.benchmarks import load_source
+from lldlib.world.maths import MATHS, MathsProtocol
+from lldlib.world.protocol import SEARCH_R1, TINY
 
 # "3 = ?" is 3; so few updates teach the form of an answer, and the digit is a guess
 GUESS = SumsConfig(terms=1, steps=80, batch=16, lr=1e-2, width=32, layers=1, heads=2)

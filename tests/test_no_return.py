@@ -2,9 +2,9 @@
 
 import pytest
 
-from lldlib import no_return as module
-from lldlib.no_return import SUMMARY, branch_points, no_return, points_of_no_return
-from lldlib.runlog import Run
+from lldlib.runs.folder import Run
+from lldlib.train import no_return as module
+from lldlib.train.no_return import SUMMARY, branch_points, no_return, points_of_no_return
 
 
 @pytest.fixture

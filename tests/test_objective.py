@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, tensor
 
 from lldlib.config import LossConfig
-from lldlib.methods import METHODS, method
-from lldlib.objective import LossInputs, compute_loss, needs
+from lldlib.losses.objective import LossInputs, compute_loss, needs
+from lldlib.recipes import METHODS, method
 
 BARE = LossConfig(kl_coef=0.0)
 ROWS, WIDTH = 6, 40

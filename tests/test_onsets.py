@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lldlib.onsets import SPIRAL, Band, BandRule, band_of, leaves, order_of
+from lldlib.runs.onsets import SPIRAL, Band, BandRule, band_of, leaves, order_of
 
 NOW = BandRule(start=0, window=1, hold=1)
 
@@ -65,6 +65,6 @@ def test_the_order():
 
 
 def test_the_four_curves_are_logged_ones():
-    from lldlib.glossary import describe
+    from lldlib.runs.glossary import describe
 
     assert all(describe(key).unit for key in SPIRAL)

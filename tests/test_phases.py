@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lldlib.phases import (
+from lldlib.runs.phases import (
     AlarmRule,
     Collapse,
     PhaseRule,

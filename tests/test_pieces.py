@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import MICRO, micro_trainer, weights
 
-from lldlib import protocol
-from lldlib.methods import METHODS
+from lldlib.recipes import METHODS
+from lldlib.world import protocol
 
 
 @pytest.fixture(autouse=True)

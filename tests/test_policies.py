@@ -7,9 +7,9 @@ import torch
 from helpers import character_policy, tiny_policy, world, world_questions
 
 from lldlib.config import WarmstartConfig
-from lldlib.policies import TAGS, load_policy, tiny_model, word_tokenizer
-from lldlib.protocol import SEARCH_R1, TINY
-from lldlib.warmstart import make_tiny, save_policy
+from lldlib.policy.load import TAGS, load_policy, tiny_model, word_tokenizer
+from lldlib.train.warmstart import make_tiny, save_policy
+from lldlib.world.protocol import SEARCH_R1, TINY
 
 
 def test_word_tokenizer_round_trip():
@@ -90,7 +90,7 @@ def one_line(error) -> str:
 
 
 def test_a_missing_tiny_searcher_says_how_to_make_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("lldlib.policies.data_dir", lambda: tmp_path)
+    monkeypatch.setattr("lldlib.policy.load.data_dir", lambda: tmp_path)
     with pytest.raises(FileNotFoundError, match="lldlib warmstart") as error:
         load_policy("tiny")
     one_line(error)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lldlib.phases import collapse_batch
-from lldlib.postmortem import mean_logp, post_mortem, post_mortem_figure
-from lldlib.runlog import Run, RunWriter
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.runs.phases import collapse_batch
+from lldlib.runs.postmortem import mean_logp, post_mortem, post_mortem_figure
 
 
 def record(step, reward, text, logp):

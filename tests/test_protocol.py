@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from helpers import character_tokenizer
 
-from lldlib.protocol import (
+from lldlib.retrieval import Passage
+from lldlib.world.protocol import (
     END_OF_INFORMATION,
     INSTRUCTION,
     SEARCH_R1,
@@ -17,7 +18,6 @@ from lldlib.protocol import (
     parse_action,
     spans,
 )
-from lldlib.retrieval import Passage
 
 FREE, QUERY, ANSWER = Span.FREE, Span.QUERY, Span.ANSWER
 

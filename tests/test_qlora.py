@@ -11,10 +11,10 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from helpers import MICRO, random_batch, retriever, tiny_policy, weights, world_questions
 
-from lldlib import nf4, protocol
 from lldlib.config import LossConfig, RolloutConfig
-from lldlib.listed import LISTED
-from lldlib.policies import (
+from lldlib.policy import nf4
+from lldlib.policy.architectures import LISTED
+from lldlib.policy.load import (
     LoraSettings,
     Policy,
     adapters_off,
@@ -23,12 +23,13 @@ from lldlib.policies import (
     tiny_model,
     unpacked,
 )
-from lldlib.protocol import END_OF_INFORMATION, INSTRUCTION
-from lldlib.rollout import Rollout
-from lldlib.scoring import score
-from lldlib.train import Trainer
-from lldlib.trainstate import make_optimizer, pack, trainable, unpack
-from lldlib.warmstart import save_policy
+from lldlib.policy.score import score
+from lldlib.rollout.loop import Rollout
+from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
+from lldlib.train.trainer import Trainer
+from lldlib.train.warmstart import save_policy
+from lldlib.world import protocol
+from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION
 
 LORA = LoraSettings(rank=2, alpha=4)
 

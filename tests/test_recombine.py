@@ -4,10 +4,10 @@ import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks
 from gold_rows import COMPARISON, FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph
 
-from lldlib import recombine
-from lldlib.goldpaths import load_gold_paths, more_gold_paths
-from lldlib.recombine import AskAgain, fill_steps, step_rows
-from lldlib.tasks import read_jsonl
+from lldlib.files import read_jsonl
+from lldlib.train import recombine
+from lldlib.train.gold import load_gold_paths, more_gold_paths
+from lldlib.train.recombine import AskAgain, fill_steps, step_rows
 
 ROWS = [COMPARISON, FILMS, JOIN, NATIONS, HOTPOT, MUSIQUE]
 BORN = {"Ann Lee": 1901, "Bo Dahl": 1950, "Cy Poe": 1925}

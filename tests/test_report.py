@@ -7,9 +7,9 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from lldlib import figures
 from lldlib.config import LossConfig, TrainConfig
-from lldlib.report import (
+from lldlib.runs.folder import CONFIG, Run, RunWriter
+from lldlib.runs.report import (
     arm_labels,
     markdown_table,
     paired,
@@ -17,7 +17,7 @@ from lldlib.report import (
     summarise,
     write_report,
 )
-from lldlib.runlog import CONFIG, Run, RunWriter
+from lldlib.show import curves as figures
 
 
 def make_run(path, *, dies=False, batches=100, without=(), **settings):

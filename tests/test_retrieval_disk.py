@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lldlib.retrieval import BM25Retriever, NoRetriever, Passage, Retriever, ScoredRetriever
-from lldlib.retrieval import choice as choosing
-from lldlib.retrieval.choice import open_bm25, open_retriever
+from lldlib.retrieval import choose as choosing
+from lldlib.retrieval.choose import open_bm25, open_retriever
 from lldlib.retrieval.passages import best, load_corpus
 
 pytest.importorskip("bm25s", reason="bm25s is not installed (extra `benchmarks`)")

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from search_server import faulty
 
 from lldlib.retrieval import BM25Retriever, Hit, Passage, Retriever, RetrieverError
-from lldlib.retrieval import choice as choosing
+from lldlib.retrieval import choose as choosing
 from lldlib.retrieval import client as client_module
-from lldlib.retrieval.choice import open_retriever
+from lldlib.retrieval.choose import open_retriever
 from lldlib.retrieval.client import (
     HTTPRetriever,
     RetryConfig,
@@ -209,7 +209,7 @@ PASSAGES = [
 def serving(retriever: BM25Retriever):
     """Our own service on a free port."""
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-    from lldlib.serve import make_app
+    from lldlib.retrieval.serve import make_app
 
     server = uvicorn.Server(uvicorn.Config(make_app(retriever, 2), log_level="error"))
     listening = socket.create_server(("127.0.0.1", 0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lldlib.rewards import exact_match, f1, normalise_answer
+from lldlib.world.answers import exact_match, f1, normalise_answer
 
 
 @pytest.mark.parametrize(

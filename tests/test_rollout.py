@@ -10,13 +10,13 @@ from helpers import (
     tiny_policy,
 )
 
-from lldlib.batching import collate
 from lldlib.config import RolloutConfig
-from lldlib.policies import word_tokenizer
-from lldlib.protocol import TINY
-from lldlib.rewards import exact_match
-from lldlib.rollout import Rollout
+from lldlib.policy.load import word_tokenizer
+from lldlib.rollout.batch import collate
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question, Span, StopReason
+from lldlib.world.answers import exact_match
+from lldlib.world.protocol import TINY
 
 SEARCH, ANSWER, INVALID = "hm<search>k</search>", "<answer>x</answer>", "oh</answer>"
 FOUND = PLAIN.information(["p q"])

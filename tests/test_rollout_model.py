@@ -15,16 +15,16 @@ from helpers import (
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicLayer
 
-from lldlib.batching import collate
 from lldlib.config import RolloutConfig
-from lldlib.decode import make_decoder
-from lldlib.kvcache import PreallocatedLayer
-from lldlib.policies import Policy
-from lldlib.protocol import TINY, Protocol
+from lldlib.policy.load import Policy
+from lldlib.policy.score import score
 from lldlib.retrieval import BM25Retriever, Retriever
-from lldlib.rollout import Rollout
-from lldlib.scoring import score
+from lldlib.rollout.batch import collate
+from lldlib.rollout.cache import PreallocatedLayer
+from lldlib.rollout.decode import make_decoder
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question
+from lldlib.world.protocol import TINY, Protocol
 
 
 def flat(episode: Episode) -> list[int]:

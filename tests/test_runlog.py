@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from lldlib.runlog import Run, RunWriter, slim
+from lldlib.runs.folder import Run, RunWriter, slim
 
 
 @pytest.fixture

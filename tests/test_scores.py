@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmark_files import write_rows
 
-from lldlib.scores import (
+from lldlib.evaluate.scores import (
     Prediction,
     bootstrap,
     compare,

@@ -12,13 +12,13 @@ from gold_rows import COMPARISON, HOTPOT, JOIN, MUSIQUE
 from helpers import character_tokenizer
 
 from lldlib.config import LoadConfig, SftConfig
-from lldlib.goldpaths import demonstrate, load_gold_paths
-from lldlib.policies import Policy, load_policy, tiny_model
-from lldlib.protocol import SEARCH_R1, parse_action
-from lldlib.rollout import TokenText
-from lldlib.runlog import Run
-from lldlib.sft import SftRun, gold_episode, reads_answer, saved_config
-from lldlib.warmstart import save_policy
+from lldlib.policy.load import Policy, load_policy, tiny_model
+from lldlib.rollout.loop import TokenText
+from lldlib.runs.folder import Run
+from lldlib.train.gold import demonstrate, load_gold_paths
+from lldlib.train.sft import SftRun, gold_episode, reads_answer, saved_config
+from lldlib.train.warmstart import save_policy
+from lldlib.world.protocol import SEARCH_R1, parse_action
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from lldlib.methods import METHODS
-from lldlib.presets import collapse_config
-from lldlib.runlog import Run
-from lldlib.sweep import cell_name, grid_cells, parse_grid, sweep
-from lldlib.workers import Cell, is_finished, train_cell, train_cells
+from lldlib.recipes import METHODS, collapse_config
+from lldlib.runs.folder import Run
+from lldlib.train.sweep import cell_name, grid_cells, parse_grid, sweep
+from lldlib.train.workers import Cell, is_finished, train_cell, train_cells
 
 
 def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lldlib.published import (
+from lldlib.evaluate.published import (
     MATHS_COLUMNS,
     MATHS_ROWS,
     MATHS_TASKS,
@@ -13,8 +13,8 @@ from lldlib.published import (
     QA_ROWS,
     QA_TASKS,
 )
-from lldlib.scores import Estimate, Paired, TaskScores
-from lldlib.tables import evaluation_report, maths_table, paired_table, qa_table
+from lldlib.evaluate.scores import Estimate, Paired, TaskScores
+from lldlib.evaluate.tables import evaluation_report, maths_table, paired_table, qa_table
 
 
 def test_the_columns_are_the_papers():

@@ -20,12 +20,13 @@ from helpers import (
     weights,
 )
 
-from lldlib import protocol, train
-from lldlib.advantages import group_advantages
 from lldlib.config import LossConfig
-from lldlib.glossary import describe
-from lldlib.methods import METHODS
-from lldlib.train import ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
+from lldlib.losses.advantages import group_advantages
+from lldlib.recipes import METHODS
+from lldlib.runs.glossary import describe
+from lldlib.train import trainer as train
+from lldlib.train.trainer import ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
+from lldlib.world import protocol
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from helpers import BARE, MICRO, after, micro_trainer, same, spied, weights
 
-from lldlib import protocol, train
 from lldlib.config import LossConfig
+from lldlib.train import trainer as train
+from lldlib.world import protocol
 
 
 @pytest.fixture(autouse=True)

@@ -7,17 +7,17 @@ import torch
 from test_explore import case
 from test_figures import make_run
 
-from lldlib.explore import TokenInfo
-from lldlib.presets import collapse_config
-from lldlib.run import describe
-from lldlib.runlog import Run, RunWriter
-from lldlib.widgets import (
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.show.values import TokenInfo
+from lldlib.show.widgets import (
     GateExplorer,
     PhaseDiagram,
     PostMortemView,
     ProxyExplorer,
     TokenView,
 )
+from lldlib.train.run import describe
 
 PNG = b"\x89PNG"
 TOKENS = [

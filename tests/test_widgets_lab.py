@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from lldlib.presets import WEIGHTS, collapse_config
-from lldlib.run import TrainingRun, describe
-from lldlib.runlog import Run, RunWriter
-from lldlib.widgets import LiveLab
+from lldlib.recipes import WEIGHTS, collapse_config
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.show.widgets import LiveLab
+from lldlib.train.run import TrainingRun, describe
 
 WAIT = 600  # seconds after which a test that hangs gives up
 
@@ -74,7 +74,7 @@ def sketch(runs) -> Figure:
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch) -> LiveLab:
-    monkeypatch.setattr("lldlib.widgets.lab.lab_figure", sketch)
+    monkeypatch.setattr("lldlib.show.lab.lab_figure", sketch)
     return LiveLab(FakeRun.new(tmp_path / "run", steps=6))
 
 

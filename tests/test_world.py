@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lldlib.config import data_dir
 from lldlib.retrieval import BM25Retriever
-from lldlib.world import RELATIONS, Fact, World, WorldQuestion, vocabulary
+from lldlib.world.atlas import RELATIONS, Fact, World, WorldQuestion, vocabulary
 
 FOLDER = data_dir() / "world"
 WORLD = World.load()

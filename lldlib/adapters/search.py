@@ -1,16 +1,16 @@
 """Search as TRL wants it: an environment with a search tool, or whole episodes of our own loop.
 
 Neither needs TRL to be imported. `search_environment` suits models that call tools through their
-chat template; `search_rollout` runs the tag protocol of Search-R1 in `lldlib.rollout.Rollout`.
+chat template; `search_rollout` runs the tag protocol of Search-R1 in `lldlib.rollout.loop.Rollout`.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from lldlib.protocol import parse_action
 from lldlib.retrieval import Retriever, RetrieverError
-from lldlib.rewards import exact_match
 from lldlib.types import Episode, Question
+from lldlib.world.answers import exact_match
+from lldlib.world.protocol import parse_action
 
 NOTHING = "No passage was found."
 DOWN = "The search service is down."
@@ -65,7 +65,7 @@ def environment_reward(
 
 @runtime_checkable
 class EpisodeRunner(Protocol):
-    """What makes episodes: `lldlib.rollout.Rollout`, or anything of its signature."""
+    """What makes episodes: `lldlib.rollout.loop.Rollout`, or anything of its signature."""
 
     def run(self, model, questions: list[Question], *, temperature: float) -> list[Episode]:
         """One episode per question, in order."""

@@ -14,7 +14,7 @@ from lldlib.losses import (
     lp_reg_penalty,
     preserved_mask,
 )
-from lldlib.objective import LossInputs, Stats
+from lldlib.losses.objective import LossInputs, Stats
 
 Count = Float[Tensor, ""]
 
@@ -27,7 +27,7 @@ def regularizers(
     `preserved` and `actions` count the tokens that LLDS keeps and all action tokens of the update
     that the micro-batch belongs to, over all its micro-batches and processes, divided by the number
     of processes. Losses and statistics then add up over micro-batches, and average over processes,
-    to `lldlib.objective.compute_loss` of the whole minibatch; but Lp-Reg's quantile is taken within
+    to `compute_loss` of the whole minibatch; but Lp-Reg's quantile is taken within
     each micro-batch. Raises ValueError for an unknown gate, set, schedule or selection.
     """
     loss, stats = x.logp.new_zeros((), dtype=torch.float32), {}

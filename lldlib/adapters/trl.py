@@ -20,7 +20,7 @@ from lldlib.adapters.trl_config import VERSIONS, LLDGRPOConfig
 from lldlib.adapters.trl_report import BatchReport, Rows, action_mask, joined
 from lldlib.adapters.watch import Watch, read_spans
 from lldlib.losses import preserved_mask, proxy_log_prob
-from lldlib.objective import LossInputs
+from lldlib.losses.objective import LossInputs
 from lldlib.types import Span
 
 __all__ = ["VERSIONS", "LLDGRPOConfig", "LLDGRPOTrainer"]

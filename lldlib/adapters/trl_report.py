@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from lldlib.adapters.trl_config import TERMS
 from lldlib.adapters.watch import Probe, Seen, episode_record, measure
-from lldlib.advantages import mixed_group_share
+from lldlib.losses.advantages import mixed_group_share
 
 PROBE_FILE = "probe.safetensors"  # in the run folder
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set

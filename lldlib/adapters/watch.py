@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lldlib import diagnostics
-from lldlib.phases import ALARM_KEYS, AlarmRule, PhaseRule, alarm, phase_labels
-from lldlib.protocol import parse_action, spans
-from lldlib.runlog import Run, RunWriter
+from lldlib.runs import measures as diagnostics
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, PhaseRule, alarm, phase_labels
 from lldlib.types import Span
+from lldlib.world.protocol import parse_action, spans
 
 PHASES = ("stagnation", "decay", "collapse")  # their numbers in an engine's logs
 PHASE_KEYS = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")

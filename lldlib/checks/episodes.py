@@ -1,7 +1,7 @@
 """Exercises of notebooks 00 to 03: what an episode is, and which tokens are trained."""
 
 from lldlib.checks.grading import Case, Function, Verdict, grade
-from lldlib.protocol import parse_action
+from lldlib.world.protocol import parse_action
 
 BYTES_PER_PARAMETER = 16  # float32: weight 4, gradient 4, AdamW's two moments 8
 

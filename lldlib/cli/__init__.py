@@ -12,8 +12,7 @@ import tyro
 from lldlib.cli import lab, models, questions
 from lldlib.cli.options import Demo, Evaluate, Fit, Report, Serve, Sft, Sweep, Train, Warmstart
 from lldlib.config import SftConfig
-from lldlib.methods import METHODS
-from lldlib.presets import collapse_config
+from lldlib.recipes import METHODS, collapse_config
 
 ABOUT = "A search agent whose training by GRPO collapses, and what saves it."
 HANDLERS: dict[type, Callable[[Any], int]] = {

@@ -7,14 +7,14 @@ from typing import Any
 # The handlers import the rest, which takes seconds, when they run.
 from lldlib.cli.options import Demo, Report, Sweep, Train, Warmstart
 from lldlib.config import RolloutConfig
-from lldlib.presets import collapse_config
+from lldlib.recipes import collapse_config
 
 CONTROL_SEED = 1  # of the permuted facts
 
 
 def demo_command(command: Demo) -> int:
     """Train both arms, print the table and where the figure lies; 1 if a run failed."""
-    from lldlib.demo import demo, table
+    from lldlib.train.demo import demo, table
 
     overrides = {"steps": command.steps, "policy": command.policy}
     rows, failures = demo(command.out, command.seeds, command.jobs, **overrides)
@@ -28,9 +28,9 @@ def train_command(command: Train) -> int:
     """Train or resume one run with a progress line."""
     from tqdm import tqdm
 
-    from lldlib.demo import status
-    from lldlib.run import TrainingRun
-    from lldlib.runlog import Run
+    from lldlib.runs.folder import Run
+    from lldlib.train.demo import status
+    from lldlib.train.run import TrainingRun
 
     set_up()
     config = command.config
@@ -51,9 +51,9 @@ def train_command(command: Train) -> int:
 
 def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
     """Print held-out exact match, sampled and greedy, and the permuted-facts control."""
-    from lldlib.heldout import heldout_em, permuted_control
-    from lldlib.setting import HELDOUT_QUESTIONS, fixed_questions
-    from lldlib.world import World
+    from lldlib.evaluate.heldout import heldout_em, permuted_control
+    from lldlib.train.setup import HELDOUT_QUESTIONS, fixed_questions
+    from lldlib.world.atlas import World
 
     world = World.load()
     questions = fixed_questions(world, HELDOUT_QUESTIONS, "heldout")
@@ -66,7 +66,7 @@ def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
 
 
 def report_command(command: Report) -> int:
-    from lldlib.report import write_report
+    from lldlib.runs.report import write_report
 
     files = write_report(command.runs, command.out)
     print(files[0].read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def report_command(command: Report) -> int:
 
 
 def sweep_command(command: Sweep) -> int:
-    from lldlib.sweep import SUMMARY, parse_grid, sweep
+    from lldlib.train.sweep import SUMMARY, parse_grid, sweep
 
     failures = sweep(parse_grid(command.grid), command.out, command.jobs)
     print(f"rows: {command.out / SUMMARY}")
@@ -84,8 +84,8 @@ def sweep_command(command: Sweep) -> int:
 
 def warmstart_command(command: Warmstart) -> int:
     """Train the tiny searcher from nothing and save it."""
-    from lldlib.warmstart import save_policy, warm_start
-    from lldlib.world import World
+    from lldlib.train.warmstart import save_policy, warm_start
+    from lldlib.world.atlas import World
 
     set_up()
     policy = warm_start(World.load(), command.config)

@@ -6,7 +6,7 @@ from lldlib.cli.options import Fit, Sft
 
 def sft_command(command: Sft) -> int:
     """Warm-start or resume one, with a progress line."""
-    from lldlib.sft import SftRun
+    from lldlib.train.sft import SftRun
 
     if not command.config.files and not command.resume:
         raise ValueError("name the train files with gold passages: --files FILE ...")
@@ -19,8 +19,8 @@ def sft_command(command: Sft) -> int:
 
 def fit_command(command: Fit) -> int:
     """Print the parts and the verdict; 1 if it does not fit."""
-    from lldlib.fit import Shape, estimate
-    from lldlib.policies import LoraSettings
+    from lldlib.policy.load import LoraSettings
+    from lldlib.policy.memory import Shape, estimate
 
     load = command.load
     fit = estimate(

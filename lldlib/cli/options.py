@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from lldlib.config import LoadConfig, SftConfig, TrainConfig, WarmstartConfig, data_dir
-from lldlib.exam_config import ExamConfig
+from lldlib.config import ExamConfig, LoadConfig, SftConfig, TrainConfig, WarmstartConfig, data_dir
 
 
 def cores() -> int:

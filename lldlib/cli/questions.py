@@ -10,7 +10,7 @@ from typing import Any
 from lldlib.cli.lab import print_heldout, set_up
 from lldlib.cli.options import Evaluate, Serve
 from lldlib.config import RolloutConfig
-from lldlib.presets import collapse_config
+from lldlib.recipes import collapse_config
 
 
 def evaluate_command(command: Evaluate) -> int:
@@ -30,10 +30,10 @@ def evaluate_command(command: Evaluate) -> int:
 
 
 def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
-    from lldlib.heldout import policy_of
-    from lldlib.policies import load_as
-    from lldlib.run import saved_config
-    from lldlib.runlog import Run
+    from lldlib.evaluate.heldout import policy_of
+    from lldlib.policy.load import load_as
+    from lldlib.runs.folder import Run
+    from lldlib.train.run import saved_config
 
     if command.run is None:
         policy = load_as(command.policy, command.load)
@@ -43,12 +43,12 @@ def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
 
 
 def _benchmarks(command: Evaluate) -> int:
-    from lldlib.benchmarks import find_tasks, load_benchmark, load_from_hub
-    from lldlib.exam import Exam, prediction_file
-    from lldlib.maths import need_math_verify
+    from lldlib.evaluate.exam import Exam, prediction_file
+    from lldlib.evaluate.scores import compare, read_predictions, score_task
     from lldlib.retrieval import NoRetriever
-    from lldlib.retrieval.choice import open_retriever
-    from lldlib.scores import compare, read_predictions, score_task
+    from lldlib.retrieval.choose import open_retriever
+    from lldlib.world.benchmarks import find_tasks, load_benchmark, load_from_hub
+    from lldlib.world.maths import need_math_verify
 
     if command.out is None:
         raise ValueError("name a folder for the predictions: --out DIR")
@@ -89,7 +89,7 @@ def _names(command: Evaluate) -> dict[str, Any]:
 
 
 def _write(command: Evaluate, scores: list[Any], pairs: list[Any]) -> None:
-    from lldlib.tables import evaluation_report
+    from lldlib.evaluate.tables import evaluation_report
 
     report = evaluation_report(command.policy or str(command.run), scores, pairs)
     summary = {"tasks": [s.summary() for s in scores], "against": [asdict(p) for p in pairs]}
@@ -104,8 +104,8 @@ def serve_command(command: Serve) -> int:
     """Open the corpus, bind the port, say where, and serve until interrupted."""
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise ValueError("serving needs fastapi and uvicorn: pip install -e '.[benchmarks]'")
-    from lldlib.retrieval.choice import open_bm25
-    from lldlib.serve import make_app, serve
+    from lldlib.retrieval.choose import open_bm25
+    from lldlib.retrieval.serve import make_app, serve
 
     app = make_app(open_bm25(command.corpus, command.index), command.topk)
     serve(app, command.host, command.port, lambda url: print(f"serving {url}", flush=True))

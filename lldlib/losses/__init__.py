@@ -1,7 +1,7 @@
 """The loss terms: pure functions of tensors, each a per-token (B, T) float32, zero off its mask.
 
-`aggregate` turns a term into a scalar; `lldlib.objective` puts a whole objective together.
-Not here: models, sampling, advantages (`lldlib.advantages`) and any state.
+`aggregate` turns a term into a scalar; `lldlib.losses.objective` puts a whole objective together.
+Not here: models, sampling, advantages (`lldlib.losses.advantages`) and any state.
 """
 
 from lldlib.losses.aggregate import action_ids, aggregate

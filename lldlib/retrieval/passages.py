@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from lldlib.tasks import read_jsonl, text_field
+from lldlib.files import read_jsonl, text_field
 
 # A leading "." or "+" belongs to the word when nothing but space or a bracket stands before it, so
 # ".th" and "+66" are not "th" and "66", while "end.Next", "U.S." and "...so" split at their dots.

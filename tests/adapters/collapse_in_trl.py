@@ -23,10 +23,10 @@ from lldlib.adapters.search import rollout_reward, search_rollout
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
 from lldlib.adapters.trl_config import TERMS
 from lldlib.config import TrainConfig
-from lldlib.rollout import Rollout
-from lldlib.runlog import Run
-from lldlib.setting import builtin_setting
-from lldlib.sweep import grid_cells, parse_grid
+from lldlib.rollout.loop import Rollout
+from lldlib.runs.folder import Run
+from lldlib.train.setup import builtin_setting
+from lldlib.train.sweep import grid_cells, parse_grid
 
 CHECKPOINT_EVERY = 10  # rollout batches
 

@@ -14,7 +14,7 @@ from lldlib.adapters.search import (
     search_rollout,
 )
 from lldlib.config import RolloutConfig
-from lldlib.rollout import Rollout
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question, StopReason, Turn
 
 

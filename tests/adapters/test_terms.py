@@ -8,7 +8,7 @@ import torch
 from lldlib.adapters.terms import regularizers
 from lldlib.config import LossConfig
 from lldlib.losses import preserved_mask
-from lldlib.objective import LossInputs, compute_loss
+from lldlib.losses.objective import LossInputs, compute_loss
 
 BARE = LossConfig(kl_coef=0.0)
 LLDS = {"llds_coef": 0.7}

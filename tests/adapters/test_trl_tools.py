@@ -19,8 +19,8 @@ from trl_runs import settings
 
 from lldlib.adapters.search import environment_reward, search_environment
 from lldlib.adapters.trl import LLDGRPOTrainer
-from lldlib.policies import tiny_model
-from lldlib.runlog import Run
+from lldlib.policy.load import tiny_model
+from lldlib.runs.folder import Run
 
 END, START, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "capital"}}\n</tool_call>' + END

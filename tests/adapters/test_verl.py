@@ -16,7 +16,7 @@ from verl.workers.config import ActorConfig
 
 from lldlib.adapters.verl import LLDSPolicyLossConfig, llds_policy_loss
 from lldlib.config import LossConfig
-from lldlib.objective import LossInputs, compute_loss
+from lldlib.losses.objective import LossInputs, compute_loss
 
 ALLOWED = 1e-5  # of the term and of every entry of its gradient
 

@@ -5,8 +5,8 @@ import torch
 
 from lldlib.adapters.watch import PHASES, Probe, Seen, Watch, episode_record, measure, read_spans
 from lldlib.adapters.watch import runs as runs_of
-from lldlib.glossary import describe
-from lldlib.runlog import Run
+from lldlib.runs.folder import Run
+from lldlib.runs.glossary import describe
 from lldlib.types import Span
 
 WORDS = ["<search>", "x", "</search>", "<answer>", "y", "</answer>", "<information>", "z", "hm"]

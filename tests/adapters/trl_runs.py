@@ -11,8 +11,8 @@ from helpers import retriever, tiny_policy, world_questions
 from lldlib.adapters.search import rollout_reward, search_rollout
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
 from lldlib.config import RolloutConfig
-from lldlib.policies import Policy
-from lldlib.rollout import Rollout
+from lldlib.policy.load import Policy
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question
 
 ROLLOUT = RolloutConfig(max_tokens=40, max_searches=3)

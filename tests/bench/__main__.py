@@ -26,10 +26,10 @@ One thread; seconds of CPU time; every arm in turn on the same policy and questi
 repeat is dropped; medians of the ratios of paired repeats. {rows} episodes a batch where no other
 number is named, at most {tokens} tokens each, {updates} updates a step. Policy {policy}. {machine}.
 
-- Rollout: `lldlib.rollout.Rollout` (one key-value cache over all turns) against a loop in the
+- Rollout: `lldlib.rollout.loop.Rollout` (one key-value cache over all turns) against a loop in the
   manner of Search-R1: at every turn, transformers' `generate` over the whole text so far, rows that
   ended left out, stopping at </search> or </answer>. Same protocol, budgets and temperature.
-- Training step: `lldlib.train.Trainer` against TRL 1.16.0's `GRPOTrainer` with that same loop as
+- Training step: `Trainer` against TRL 1.16.0's `GRPOTrainer` with that same loop as
   its `rollout_func` (no vLLM: it needs a GPU), retrieved text masked by `env_mask`; same weights
   and questions before each step, same number of updates, KL weight, lr, AdamW, clip, token mean,
   float32, no gradient checkpointing. Logs and evaluations are outside the clock.

@@ -25,7 +25,7 @@ def peak_bytes(work) -> int:
 def log_probs(arm: str, head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
     """(N,) log-probs of the targets at temperature 0.7."""
     if arm == "lldlib":
-        from lldlib.lean import head_scores
+        from lldlib.policy.head import head_scores
 
         return head_scores(head, hidden, targets, 0.7).logp
     if arm == "trl":

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from lldlib.config import LossConfig
-from lldlib.methods import METHODS
-from lldlib.presets import loss_here
+from lldlib.recipes import METHODS, loss_here
 
 from .timing import Measurement
 from .trainer import TimedTrainer

@@ -78,7 +78,7 @@ def _open(backend: str, corpus: Path) -> Retriever:
         return index
     import uvicorn
 
-    from lldlib.serve import make_app
+    from lldlib.retrieval.serve import make_app
 
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(make_app(index, TOP_K), log_level="error"))
@@ -90,7 +90,7 @@ def _open(backend: str, corpus: Path) -> Retriever:
 
 def measure(backend: str, corpus: Path, folder: Path, queries: int) -> dict[str, float]:
     """One cell: seconds until ready, queries a second, megabytes."""
-    from lldlib.tasks import load_questions
+    from lldlib.world.questions import load_questions
 
     questions = load_questions(folder / "hotpotqa_dev.jsonl")[: queries + 1]
     before = _peak()

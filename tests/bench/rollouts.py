@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lldlib.rewards import exact_match
-from lldlib.rollout import Rollout
+from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode
+from lldlib.world.answers import exact_match
 
 from .search_r1 import SearchR1Loop
 from .timing import Measurement, timed

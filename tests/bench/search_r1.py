@@ -5,7 +5,7 @@ padded on the left to the longest and handed to one batched `generate`; the repl
 first closing tag; what was found is appended; repeat. It is spared three costs of the original:
 rows stop at a closing tag while others go on (the original generates to the limit and cuts
 afterwards), they stop at their own token budget, and replies stay tokens (the original decodes and
-tokenises again). Tags, messages and budgets are those of `lldlib.rollout`.
+tokenises again). Tags, messages and budgets are those of `lldlib.rollout.loop`.
 """
 
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from lldlib.config import RolloutConfig
-from lldlib.protocol import CLOSING_TAGS, Protocol, ends_turn, parse_action
 from lldlib.retrieval import Retriever
 from lldlib.types import Episode, Question, StopReason, Turn
+from lldlib.world.protocol import CLOSING_TAGS, Protocol, ends_turn, parse_action
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _RowBudget(StoppingCriteria):
 
 
 class SearchR1Loop:
-    """A drop-in for `lldlib.rollout.Rollout` that prefills every row again at every turn."""
+    """A drop-in for `lldlib.rollout.loop.Rollout` that prefills every row again at every turn."""
 
     def __init__(self, tokenizer, protocol: Protocol, retriever: Retriever, config: RolloutConfig):
         """Raises ValueError for a tokenizer in which a closing tag is not one token."""

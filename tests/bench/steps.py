@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lldlib.rewards import exact_match
-from lldlib.setting import probe_set
+from lldlib.train.setup import probe_set
+from lldlib.world.answers import exact_match
 
 from .timing import Measurement
 from .trainer import TimedTrainer

@@ -1,6 +1,6 @@
 """The trainer under the clock."""
 
-from lldlib.train import Trainer
+from lldlib.train.trainer import Trainer
 from lldlib.types import Batch, Episode
 
 from .timing import timed

@@ -13,8 +13,8 @@ import tempfile
 import torch
 
 from lldlib.config import TrainConfig
-from lldlib.rewards import exact_match
 from lldlib.types import Episode
+from lldlib.world.answers import exact_match
 
 from .search_r1 import SearchR1Loop
 from .timing import clock

@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass
 
 from lldlib.config import TrainConfig
-from lldlib.policies import Policy
-from lldlib.presets import collapse_config
+from lldlib.policy.load import Policy
+from lldlib.recipes import collapse_config
 from lldlib.retrieval import BM25Retriever
-from lldlib.setting import builtin_setting
+from lldlib.train.setup import builtin_setting
 from lldlib.types import Episode, Question
 
 SEED = 0

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
-from lldlib import explore, widgets
 from lldlib.config import data_dir
-from lldlib.presets import collapse_config
-from lldlib.run import describe
-from lldlib.runlog import Run, RunWriter
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.show import values as explore
+from lldlib.show import widgets
+from lldlib.train.run import describe
 
 words = (
     "<think> so </think> <search> capital Laos </search> Vientiane is <answer> Vientiane </answer>"

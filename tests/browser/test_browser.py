@@ -15,8 +15,8 @@ import nbformat
 import pytest
 from servers import ROOT, WAIT, jupyterlab, voila
 
-from lldlib.presets import collapse_config
-from lldlib.runlog import Run
+from lldlib.recipes import collapse_config
+from lldlib.runs.folder import Run
 
 CHROMIUM = shutil.which("chromium")
 SKIP = "the widgets' browser tests need Chromium: apt-get install chromium"

@@ -1,0 +1,4 @@
+"""Held-out scores and benchmarks.
+
+May import: everything below it.
+"""

@@ -1,0 +1,173 @@
+"""Scores of recorded answers: bootstrap intervals, and the paired comparison of two policies."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lldlib.files import read_jsonl
+
+RESAMPLES, LEVEL = 10_000, 0.95
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer of a policy to one question; a line of a predictions file."""
+
+    id: str
+    sample: int  # from 0, where a question is asked several times
+    question: str
+    golden_answers: list[str]
+    prediction: str | None
+    score: float  # exact match, or for maths equality by math-verify: 0 or 1
+    f1: float | None  # token F1, 0 to 1; None for maths
+    searches: int  # valid ones
+    invalid: int  # actions that were neither a search nor an answer
+    tokens: int  # that the policy wrote
+    stop: str  # a StopReason
+
+
+def read_predictions(path: Path | str) -> list[Prediction]:
+    """The lines of a predictions file.
+
+    Raises FileNotFoundError for a missing file; ValueError, naming file and line, for a line that
+    is no prediction or repeats a question's sample.
+    """
+    found: dict[tuple[str, int], Prediction] = {}
+    for where, row in read_jsonl(path):
+        try:
+            one = Prediction(**row)
+        except TypeError as error:
+            raise ValueError(f"{where}: not a prediction ({error}); remove the line") from error
+        if (one.id, one.sample) in found:
+            raise ValueError(f"{where}: '{one.id}', sample {one.sample}, stands here twice")
+        found[one.id, one.sample] = one
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % bootstrap interval over questions."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap(values: Sequence[float], stream: str) -> np.ndarray:
+    """RESAMPLES means of `values` drawn with replacement; each `stream` has its own luck."""
+    data = np.asarray(values, dtype=float)
+    random = np.random.default_rng(zlib.crc32(stream.encode()))
+    means = [  # in parts: one array of all draws would take half a gigabyte for HotpotQA
+        data[random.integers(len(data), size=(100, len(data)))].mean(axis=1)
+        for _ in range(RESAMPLES // 100)
+    ]
+    return np.concatenate(means)
+
+
+def estimate(mean: float, means: np.ndarray) -> Estimate:
+    """The percentile interval of the resampled means around a mean."""
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(mean), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """What a policy reached on one task."""
+
+    title: str
+    kind: Literal["qa", "maths"]
+    scores: list[float]  # per question: mean over its samples
+    f1: list[float] | None  # the same of F1; None for maths
+    samples: int  # answers to each question
+    searches: float  # valid searches, mean per answer
+    tokens: float  # that the policy wrote, mean per answer
+    answered: float  # share with a prediction
+    tool_errors: int  # answers that ended because the search tool was down
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as JSON can hold it, with means and intervals for the single questions."""
+        parts = {"score": self.scores, "f1": self.f1}
+        return {
+            "title": self.title,
+            "questions": len(self.scores),
+            "samples": self.samples,
+            **{
+                name: None if values is None else asdict(mean_of(values, self.title))
+                for name, values in parts.items()
+            },
+            "searches": self.searches,
+            "tokens": self.tokens,
+            "answered": self.answered,
+            "tool_errors": self.tool_errors,
+        }
+
+
+def mean_of(values: Sequence[float], stream: str) -> Estimate:
+    """The mean of one value a question, with its interval."""
+    return estimate(float(np.mean(values)), bootstrap(values, stream))
+
+
+def macro_average(tasks: Sequence[TaskScores]) -> Estimate:
+    """The mean of the tasks' mean scores; the questions of each task are resampled on their own."""
+    means = [bootstrap(task.scores, task.title) for task in tasks]
+    return estimate(float(np.mean([np.mean(task.scores) for task in tasks])), np.mean(means, 0))
+
+
+def score_task(
+    title: str, kind: Literal["qa", "maths"], predictions: Iterable[Prediction]
+) -> TaskScores:
+    """Collect the predictions of one task; ValueError where a question lacks a sample."""
+    groups: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        groups.setdefault(one.id, []).append(one)
+    sizes = {len(group) for group in groups.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"{title}: the questions have {sorted(sizes)} samples; want one number")
+    every = [one for group in groups.values() for one in group]
+    f1 = [[one.f1 for one in group] for group in groups.values()] if kind == "qa" else None
+    return TaskScores(
+        title=title,
+        kind=kind,
+        scores=[float(np.mean([one.score for one in group])) for group in groups.values()],
+        f1=None if f1 is None else [float(np.mean(group)) for group in f1],
+        samples=sizes.pop(),
+        searches=float(np.mean([one.searches for one in every])),
+        tokens=float(np.mean([one.tokens for one in every])),
+        answered=float(np.mean([one.prediction is not None for one in every])),
+        tool_errors=sum(one.stop == "tool_error" for one in every),
+    )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two policies on the same questions: the first one's score minus the second one's."""
+
+    title: str
+    questions: int
+    difference: Estimate
+    wins: int  # questions on which the first scores higher
+    losses: int
+
+
+def compare(title: str, first: Sequence[Prediction], second: Sequence[Prediction]) -> Paired:
+    """Compare question by question; ValueError where the second lacks a question of the first."""
+    sides = [score_by_id(first), score_by_id(second)]
+    missing = sides[0].keys() - sides[1].keys()
+    if missing:
+        name = sorted(missing)[0]
+        raise ValueError(f"{title}: '{name}' was not asked of both policies; evaluate both alike")
+    gaps = [value - sides[1][name] for name, value in sides[0].items()]
+    wins, losses = (sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps))
+    return Paired(title, len(gaps), mean_of(gaps, title), wins, losses)
+
+
+def score_by_id(predictions: Iterable[Prediction]) -> dict[str, float]:
+    """Mean score of each question over its samples."""
+    groups: dict[str, list[float]] = {}
+    for one in predictions:
+        groups.setdefault(one.id, []).append(one.score)
+    return {name: float(np.mean(values)) for name, values in groups.items()}

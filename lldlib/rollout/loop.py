@@ -1,0 +1,227 @@
+"""Batched generate <-> search: many episodes at once over one key-value cache.
+
+At each step every running row is fed what it waits for (a prompt, a passage, the token it has just
+drawn) and draws its next token. Nothing is ever prefilled twice, and a row's masks are exact by
+construction. Where a model can only be fed equally many tokens in every row, as many are fed as the
+shortest waiting text has, and only rows that wait for nothing more draw. A row that ended makes
+room at once.
+
+Chance: row i's k-th own token is drawn with the k-th number of row i, so an episode depends neither
+on how the others go nor on how tokens are fed.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from lldlib.config import RolloutConfig
+from lldlib.policy.load import unpacked
+from lldlib.policy.score import next_token
+from lldlib.retrieval import Retriever, RetrieverError
+from lldlib.rollout.decode import LockstepDecoder, RaggedDecoder, make_decoder
+from lldlib.types import Episode, Question, StopReason, Turn
+from lldlib.world.protocol import Action, Protocol, ends_turn, may_end_turn, parse_action
+
+TEXTS = 4096  # environment texts whose tokens are kept
+
+logger = logging.getLogger(__name__)
+
+
+class TokenText:
+    """Token-level facts about a tokenizer that the loop needs at every step, worked out once."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.eos = tokenizer.eos_token_id
+        self.pieces: dict[int, str] = {}
+        self.closing: dict[int, bool] = {}
+        self._encoded = lru_cache(TEXTS)(self._encode)
+
+    def piece(self, token: int) -> str:
+        """The text of one token, cached."""
+        if token not in self.pieces:
+            self.pieces[token] = self.tokenizer.decode([token])
+        return self.pieces[token]
+
+    def may_end_turn(self, token: int) -> bool:
+        """Whether this token can complete a closing tag, cached."""
+        if token not in self.closing:
+            self.closing[token] = may_end_turn(self.piece(token))
+        return self.closing[token]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of an environment text, without special tokens, cached."""
+        return list(self._encoded(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+@dataclass
+class _Row:
+    """One running episode."""
+
+    question: Question
+    pending: list[int]  # tokens to be fed before the policy may speak again
+    turns: list[Turn]
+    chance: list[float]  # uniform in [0, 1): one for every token that the policy may choose
+    chosen: int = 0  # tokens that the policy has chosen
+    length: int = 0  # tokens fed so far
+    searches: int = 0
+    invalid: int = 0
+    answer: str | None = None
+    stop: StopReason | None = None
+    speaking: Turn | None = None
+
+    def episode(self) -> Episode:
+        return Episode(
+            self.question, self.turns, self.stop, self.answer, self.searches, self.invalid
+        )
+
+
+class Rollout:
+    """Runs episodes of one policy against one retriever."""
+
+    def __init__(self, tokenizer, protocol: Protocol, retriever: Retriever, config: RolloutConfig):
+        self.text = TokenText(tokenizer)
+        self.protocol, self.retriever, self.config = protocol, retriever, config
+
+    @torch.inference_mode()
+    def run(
+        self,
+        model: nn.Module,
+        questions: list[Question],
+        *,
+        temperature: float,
+        generator: torch.Generator | None = None,
+    ) -> list[Episode]:
+        """One episode per question, in the given order; `temperature` 0 is greedy."""
+        size = (len(questions), self.config.max_tokens)
+        chance = torch.rand(size, generator=generator) if temperature else torch.zeros(size)
+        rows = [self._start(*pair) for pair in zip(questions, chance.tolist(), strict=True)]
+        head = model.get_output_embeddings()
+        decoder = make_decoder(model, *size)
+        running = list(rows)
+        with unpacked(model):
+            while running:
+                hidden = decoder.feed(self._feed(running, decoder.ragged))
+                uniform = torch.tensor([row.chance[row.chosen] for row in running])
+                drawn, logp = next_token(
+                    head, hidden, temperature=temperature, uniform=uniform.to(hidden.device)
+                )
+                self._advance(running, drawn.tolist(), logp.tolist())
+                running = self._drop_finished(running, decoder)
+        return [self._end(row) for row in rows]
+
+    def _start(self, question: Question, chance: list[float]) -> _Row:
+        tokens = self.text.encode(self.protocol.prompt(question.text))
+        prompt = Turn("prompt", tokens, [0.0] * len(tokens))
+        return _Row(question, list(tokens), [prompt], chance)
+
+    def _end(self, row: _Row) -> Episode:
+        own = [token for turn in row.turns if turn.role == "action" for token in turn.tokens]
+        row.answer = self.protocol.final_answer(self.text.tokenizer.decode(own), row.answer)
+        return row.episode()
+
+    def _drop_finished(
+        self, running: list[_Row], decoder: LockstepDecoder | RaggedDecoder
+    ) -> list[_Row]:
+        """Fill the places of rows that ended with running rows from the end of the batch."""
+        size = sum(row.stop is None for row in running)
+        if size == len(running):
+            return running
+        free = [i for i in range(size) if running[i].stop is not None]
+        moving = [i for i in range(size, len(running)) if running[i].stop is None]
+        decoder.move(moving, free, size)
+        kept = running[:size]
+        for source, target in zip(moving, free, strict=True):
+            kept[target] = running[source]
+        return kept
+
+    def _feed(self, running: list[_Row], ragged: bool) -> list[list[int]]:
+        """The next tokens of every row: all it waits for, or equally many in every row."""
+        most = self.config.max_tokens
+        if not ragged:
+            most = min(len(row.pending) for row in running)
+        fed = []
+        for row in running:
+            width = min(most, self.config.max_tokens - row.length)
+            fed.append(row.pending[:width])
+            row.pending = row.pending[width:]
+            row.length += len(fed[-1])
+        return fed
+
+    def _advance(self, running: list[_Row], drawn: list[int], logp: list[float]) -> None:
+        """Take the drawn token in every row whose pending text has run out."""
+        asking = []
+        for row, token, value in zip(running, drawn, logp, strict=True):
+            if row.length >= self.config.max_tokens:
+                self._cut(row)
+            elif not row.pending:
+                self._speak(row, token, value)
+                if row.stop is None and self.text.may_end_turn(token):
+                    said = self.text.tokenizer.decode(row.speaking.tokens)
+                    if ends_turn(said):
+                        asking.append((row, self._act(row, parse_action(said))))
+        self._reply([(row, action) for row, action in asking if row.stop is None])
+
+    def _act(self, row: _Row, action: Action) -> Action:
+        """Take note of the turn that has just closed; it may be the row's last."""
+        spent = row.searches + row.invalid >= self.config.max_searches
+        row.invalid += action.kind == "invalid"
+        if action.kind == "answer":
+            row.answer, row.stop = action.content, StopReason.ANSWER
+        elif spent:
+            row.stop = StopReason.TURN_BUDGET
+        return action
+
+    def _cut(self, row: _Row) -> None:
+        """End a row at its token budget; text that was never fed is taken back."""
+        row.stop = StopReason.TOKEN_BUDGET
+        if row.pending:
+            last = row.turns[-1]
+            keep = len(last.tokens) - len(row.pending)
+            last.tokens, last.logp = last.tokens[:keep], last.logp[:keep]
+            if not keep:
+                row.turns.pop()
+
+    def _speak(self, row: _Row, token: int, logp: float) -> None:
+        if row.speaking is None:
+            row.speaking = Turn("action", [], [])
+            row.turns.append(row.speaking)
+        row.speaking.tokens.append(token)
+        row.speaking.logp.append(logp)
+        row.chosen += 1
+        row.pending = [token]
+        if token == self.text.eos:
+            row.stop = StopReason.EOS
+
+    def _reply(self, asking: list[tuple[_Row, Action]]) -> None:
+        """Answer all searches of this step with one call, and invalid actions with a message."""
+        searches = [(row, action.content) for row, action in asking if action.kind == "search"]
+        if searches:
+            self._search([row for row, _ in searches], [query for _, query in searches])
+        for row, action in asking:
+            if action.kind == "invalid":
+                self._say(row, self.text.encode(self.protocol.invalid_message))
+
+    def _search(self, rows: list[_Row], queries: list[str]) -> None:
+        try:
+            found = self.retriever.search(queries, self.config.top_k)
+        except RetrieverError as error:
+            logger.warning("%d rollouts end without their search: %s", len(rows), error)
+            for row in rows:
+                row.stop = StopReason.TOOL_ERROR
+            return
+        for row, passages in zip(rows, found, strict=True):
+            row.searches += 1
+            limit = self.config.passage_tokens
+            self._say(row, self.protocol.observe(passages, self.text.encode, limit))
+
+    def _say(self, row: _Row, tokens: list[int]) -> None:
+        row.turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
+        row.pending = row.pending + tokens
+        row.speaking = None

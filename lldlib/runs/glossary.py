@@ -1,0 +1,300 @@
+"""What every logged key means: its name, formula, unit, and what a healthy run shows.
+
+Signs and masks are those of `lldlib.types` and `lldlib.runs.measures`; "batch" is a rollout batch.
+`k` stands for the number of an action, `<reason>` for a StopReason.
+"""
+
+import re
+from dataclasses import dataclass
+
+from lldlib.types import StopReason
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One logged number."""
+
+    name: str  # what a figure's axis says
+    formula: str  # how it is computed
+    unit: str  # of the number
+    healthy: str  # what a run that lives shows
+
+
+NATS = "nats per token"
+SHARE = "share, 0 to 1"
+SECONDS = "seconds"
+SMALL = "small beside the policy loss; 0 if the term is off"
+
+GLOSSARY: dict[str, Metric] = {
+    "step": Metric("batch", "rollout batches done before this one", "batches", "counts up by 1"),
+    # -- reward --------------------------------------------------------------------------------
+    "reward/mean": Metric(
+        "reward", "mean of the rollouts' rewards", "reward", "rises, then holds; noise of one batch"
+    ),
+    "reward/std": Metric(
+        "reward spread",
+        "mean over groups of the standard deviation of their rewards",
+        "reward",
+        "above 0: where it is 0 there is no advantage and nothing to learn from",
+    ),
+    "reward/mixed_groups": Metric(
+        "mixed groups", "groups with unequal rewards / groups", SHARE, "most groups early on"
+    ),
+    # -- policy --------------------------------------------------------------------------------
+    "policy/entropy": Metric(
+        "entropy",
+        "mean over action tokens of -sum_v p_v log p_v",
+        NATS,
+        "falls slowly or holds; a sudden rise marks the collapse, near 0 exploration is over",
+    ),
+    "policy/clip_share": Metric(
+        "clipped tokens",
+        "action tokens silenced by the clip / action tokens",
+        SHARE,
+        "a few percent",
+    ),
+    "policy/ratio_max": Metric(
+        "largest ratio",
+        "mean over updates of max over action tokens of exp(logp - old_logp)",
+        "ratio",
+        "1 at a batch's first update, then single digits; it inflates in a spiral",
+    ),
+    "policy/sampler_gap": Metric(
+        "sampler gap",
+        "max |sampler_logp - logp| over action tokens, same weights",
+        "nats",
+        "rounding alone: under 1e-3 in float32",
+    ),
+    "policy/sampler_kl": Metric(
+        "sampler KL", "mean of sampler_logp - logp over action tokens", NATS, "0 within rounding"
+    ),
+    # -- gradient ------------------------------------------------------------------------------
+    "grad/norm": Metric(
+        "gradient norm",
+        "largest L2 norm before clipping over the batch's updates",
+        "norm",
+        "steady, now and then a peak; peaks of many times its mean come with the collapse",
+    ),
+    "grad/norm_mean": Metric(
+        "mean gradient norm",
+        "mean L2 norm before clipping over the batch's updates",
+        "norm",
+        "steady; near 0 once a run is dead",
+    ),
+    "grad/negative_share": Metric(
+        "negative gradient",
+        "n / (n + p), the policy gradient's norms from tokens of advantage < 0 and > 0",
+        SHARE,
+        "near 0.5; close to 1 the incorrect responses steer the update",
+    ),
+    # -- likelihood of the batch's own responses -----------------------------------------------
+    "likelihood/correct": Metric(
+        "correct responses",
+        "token mean of logp over the batch's correct responses, before its updates",
+        NATS,
+        "rises as the policy sharpens; it hides displacement, see probe/*",
+    ),
+    "likelihood/incorrect": Metric(
+        "incorrect responses",
+        "token mean of logp over the batch's incorrect responses, before its updates",
+        NATS,
+        "rises with the correct ones, which stay above it; a widening gap feeds the spiral",
+    ),
+    "likelihood/action_k": Metric(
+        "correct responses, action k",
+        "token mean of logp over the k-th action of correct responses, before the updates",
+        NATS,
+        "the first action stays above the second",
+    ),
+    # -- displacement by the batch's updates ---------------------------------------------------
+    "displacement/correct": Metric(
+        "displacement, correct",
+        "mean over correct responses of sum_t (new_logp - old_logp)",
+        "nats per response",
+        "above 0; at or under 0 the displacement is lazy, persistently under 0 a spiral",
+    ),
+    "displacement/incorrect": Metric(
+        "displacement, incorrect",
+        "mean over incorrect responses of sum_t (new_logp - old_logp)",
+        "nats per response",
+        "under 0, and bounded",
+    ),
+    "displacement/correct_token": Metric(
+        "displacement, correct, per token",
+        "token mean of new_logp - old_logp over correct responses",
+        NATS,
+        "above 0; the alarm adds up what it loses",
+    ),
+    "displacement/incorrect_token": Metric(
+        "displacement, incorrect, per token",
+        "token mean of new_logp - old_logp over incorrect responses",
+        NATS,
+        "under 0, and bounded",
+    ),
+    "displacement/action_k": Metric(
+        "displacement, action k",
+        "mean over correct responses with a k-th action of its mean new_logp - old_logp",
+        NATS,
+        "above 0; the first action usually falls first",
+    ),
+    "displacement/share_fallen": Metric(
+        "fallen responses",
+        "correct responses with sum_t (new_logp - old_logp) < 0 / correct responses",
+        SHARE,
+        "under 0.5",
+    ),
+    # -- the fixed probe set -------------------------------------------------------------------
+    "probe/logp": Metric(
+        "probe",
+        "token mean of logp over a fixed set of correct trajectories, after the updates",
+        NATS,
+        "holds or falls slowly and levels off; part of a fall is sharpening",
+    ),
+    "probe/action_k": Metric(
+        "probe, action k",
+        "token mean of logp over the k-th action of the probe set",
+        NATS,
+        "as probe/logp",
+    ),
+    "probe/free": Metric(
+        "probe, wording",
+        "token mean of logp over the probe set's reasoning tokens",
+        NATS,
+        "falls as the policy settles on other wordings: sharpening",
+    ),
+    "probe/content": Metric(
+        "probe, content",
+        "token mean of logp over the probe set's query and answer tokens",
+        NATS,
+        "holds or rises; its fall is displacement, and an ever faster fall precedes a collapse",
+    ),
+    # -- rare tokens ---------------------------------------------------------------------------
+    "low_prob/mass": Metric(
+        "rare tokens", "action tokens with probability < 0.05 / action tokens", SHARE, "steady"
+    ),
+    "low_prob/threshold": Metric(
+        "rare threshold",
+        "delta: probability at the rho-quantile of the batch's action tokens",
+        "probability",
+        "falls slowly; at once to near 0 it says that noise is sampled",
+    ),
+    "low_prob/negative_share": Metric(
+        "rare tokens, negative",
+        "tokens at or under delta in responses of advantage < 0 / tokens at or under delta",
+        SHARE,
+        "near the share of negative tokens; higher, rare tokens are being pushed out",
+    ),
+    "low_prob/protected_share": Metric(
+        "rare tokens, protected",
+        "tokens at or under delta with advantage < 0 and proxy_logp > logp / those under delta",
+        SHARE,
+        "above 0, falling slowly as fewer rare tokens are worth keeping",
+    ),
+    # -- regularizers --------------------------------------------------------------------------
+    "llds/value": Metric(
+        "LLDS", "mean over updates of the LLDS term before its weight", NATS, SMALL
+    ),
+    "llds/open_gate_share": Metric(
+        "LLDS open gates",
+        "tokens behind an open gate / tokens of responses of advantage >= 0, mean over updates",
+        SHARE,
+        "well under 1; near 1 the policy term fights the regularizer all over",
+    ),
+    "lp_reg/value": Metric(
+        "Lp-Reg", "mean over updates of the Lp-Reg term before its weight", NATS, SMALL
+    ),
+    "lp_reg/protected_share": Metric(
+        "Lp-Reg protected",
+        "tokens that Lp-Reg regularizes / action tokens, mean over updates",
+        SHARE,
+        "at most the quantile rho",
+    ),
+    "kl/reference": Metric(
+        "KL to the reference",
+        "mean over updates of the estimated KL(policy || reference)",
+        NATS,
+        "grows slowly; a jump comes with the collapse",
+    ),
+    "kl/old": Metric(
+        "KL to the old policy",
+        "mean over updates of the estimated KL(policy || old policy)",
+        NATS,
+        "well under 0.1",
+    ),
+    # -- updates -------------------------------------------------------------------------------
+    "update/skipped": Metric(
+        "skipped updates", "updates with a non-finite loss or gradient so far", "updates", "0"
+    ),
+    "update/lr": Metric("learning rate", "AdamW's step size", "per update", "as set"),
+    "sft/loss": Metric(
+        "warm-start loss", "mean -log-prob of gold tokens", "nats per token", "falls"
+    ),
+    "sft/tokens": Metric("warm-start tokens", "gold tokens of an update", "tokens", "as drawn"),
+    # -- evaluation ----------------------------------------------------------------------------
+    "eval/heldout_em": Metric(
+        "held-out EM",
+        "sampled answers that match an accepted one exactly (maths: are equal to it) / questions",
+        SHARE,
+        "rises with the reward, and lags it",
+    ),
+    "eval/heldout_em_greedy": Metric(
+        "greedy held-out EM",
+        "greedy answers that match an accepted one exactly / held-out questions",
+        SHARE,
+        "near 1 on the built-in world, whose start already reads; falls in a collapse",
+    ),
+    "eval/heldout_f1": Metric(
+        "held-out F1",
+        "mean over held-out questions of the best word F1 with an accepted answer; not for maths",
+        SHARE,
+        "at least the held-out EM",
+    ),
+    # -- what the policy did -------------------------------------------------------------------
+    "length/tokens": Metric(
+        "length",
+        "mean over episodes of the tokens that the policy chose",
+        "tokens per episode",
+        "steady; it soars when the policy babbles",
+    ),
+    "search/valid": Metric(
+        "valid searches",
+        "mean over episodes of searches that were run",
+        "searches per episode",
+        "near the hops that the questions need",
+    ),
+    "search/invalid": Metric(
+        "invalid actions",
+        "mean over episodes of actions with no readable tag",
+        "actions per episode",
+        "near 0",
+    ),
+    "stop/<reason>": Metric(
+        "episodes that ended so",
+        "episodes that ended for this reason / episodes",
+        SHARE,
+        "answer near 1, token_budget near 0, tool_error 0",
+    ),
+    # -- time ----------------------------------------------------------------------------------
+    "time/rollout": Metric("rollout", "wall time of generation and search", SECONDS, "steady"),
+    "time/score": Metric(
+        "scoring", "wall time of scoring the batch before its updates", SECONDS, "steady"
+    ),
+    "time/update": Metric("updates", "wall time of the batch's updates", SECONDS, "steady"),
+    "time/step": Metric(
+        "batch time", "wall time of the batch, measurements included", SECONDS, "steady"
+    ),
+}
+
+_ACTION = re.compile(r"/action_[1-9]\d*$")
+_STOPS = {f"stop/{reason.value}" for reason in StopReason}
+
+
+def describe(key: str) -> Metric:
+    """The Metric of a logged key; `.../action_2` and `stop/answer` resolve to their pattern.
+
+    Raises KeyError for a key that is not in the glossary.
+    """
+    pattern = "stop/<reason>" if key in _STOPS else _ACTION.sub("/action_k", key)
+    if pattern not in GLOSSARY:
+        raise KeyError(f"{key!r} is in no glossary: add it to lldlib/runs/glossary.py")
+    return GLOSSARY[pattern]

@@ -1,0 +1,167 @@
+"""The post-mortem of a run folder: when each phase began, what went first, who started it."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lldlib.runs.folder import Run
+from lldlib.runs.phases import Phase, collapse_batch, trailing_mean
+from lldlib.show.curves import (
+    BATCH,
+    COLOURS,
+    TEXT,
+    WIDTH,
+    alarm_of,
+    label_ends,
+    mark_phases,
+    phases_of,
+    style,
+)
+
+DROP = 0.1  # nats a token: a part of the probe, or a word, that lost more has fallen
+WINDOW = 20  # batches at the start, and before the end of the story, that are compared
+SEEN = 5  # times a word must have been logged in both windows
+SUSPECTS, WORDS = 5, 12  # trajectories and words that are named
+PARTS = {
+    "probe/free": "wording",
+    "probe/content": "queries and answers",
+    "probe/action_1": "action 1",
+    "probe/action_2": "action 2",
+    "probe/action_3": "action 3",
+    "probe/action_4": "action 4",
+}
+
+
+@dataclass(frozen=True)
+class WordFall:
+    """How a word's mean log-prob, where the policy sampled it, changed between the two windows."""
+
+    word: str
+    before: float  # nats
+    after: float  # nats
+    count: int  # times it was logged in the later window
+
+
+@dataclass(frozen=True)
+class PostMortem:
+    """What a run folder tells of its collapse; batches count from 0, None: it did not happen."""
+
+    begins: dict[Phase, int]  # first batch of each phase that occurs
+    alarm: int | None
+    collapse: int | None  # first batch under the collapse line
+    end: int  # where the story leads: the collapse phase around the collapse, or see `post_mortem`
+    fallen: list[tuple[str, int]]  # parts of the probe in the order in which they fell
+    words: list[WordFall]  # the deepest fall first
+    suspects: list[Mapping[str, Any]]  # records of wrong trajectories, the least likely first
+
+
+def post_mortem(run: Run) -> PostMortem:
+    """Read a run folder's story from its logs alone.
+
+    A part of the probe has fallen at the first batch where the trailing mean over 5 batches is 0.1
+    nats a token under its best so far. `end` is the batch at which the run entered the collapse
+    phase in which it fell under the collapse line; without one, its first collapse phase, else the
+    alarm, else the last batch. Words that fell lost 0.1 nats from the first 20 batches to the 20
+    up to `end` (fewer in a story of under 40). Suspects are the logged wrong trajectories of those
+    last batches with the lowest mean log-prob: an unlikely wrong token has the longest gradient
+    (LLDS, arXiv 2512.04220v2 Theorem 4.2). Only logged trajectories can be named, and being named
+    proves no guilt.
+    """
+    phases, rung = phases_of(run), alarm_of(run)
+    begins = {phase: phases.index(phase) for phase in dict.fromkeys(phases)}
+    collapse, rollouts = collapse_batch(run.column("reward/mean")), run.rollouts
+    entered = None if collapse is None else _entered(phases, collapse)
+    known = [entered, begins.get("collapse"), rung, len(phases) - 1]
+    end = next(batch for batch in known if batch is not None)
+    width = min(WINDOW, (end + 1) // 2)
+    late = [r for r in rollouts if end - width < r["step"] <= end]
+    wrong = [r for r in late if r["reward"] == 0 and _logps(r)]
+    return PostMortem(
+        begins=begins,
+        alarm=rung,
+        collapse=collapse,
+        end=end,
+        fallen=_fallen(run),
+        words=_words([r for r in rollouts if r["step"] < width], late),
+        suspects=sorted(wrong, key=mean_logp)[:SUSPECTS],
+    )
+
+
+def mean_logp(record: Mapping[str, Any]) -> float:
+    """Mean log-prob, in nats, of the tokens that the policy chose in a logged trajectory."""
+    return fmean(_logps(record))
+
+
+def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
+    """The reward with its phases; under it the parts of the probe, marked where each fell."""
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    reward, probe = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
+    reward.plot(*run.series("reward/mean"), color="black", linewidth=1)
+    fell = dict(found.fallen)
+    for (key, name), colour in zip(PARTS.items(), COLOURS, strict=False):
+        steps, values = run.series(key)
+        if not steps:
+            continue
+        probe.plot(steps, values, color=colour, linewidth=1.6, label=name)
+        if name in fell:
+            at = min(range(len(steps)), key=lambda i: abs(steps[i] - fell[name]))
+            probe.plot(steps[at], values[at], "v", color=colour, markersize=9, mec="black")
+    style(reward, "", "mean reward")
+    style(
+        probe,
+        f"{BATCH}   (triangle: the part has lost {DROP} nats)",
+        "probe log-prob\n(nats/token)",
+    )
+    probe.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for ax in (reward, probe):
+        ax.margins(x=0.01)
+        mark_phases(ax, phases_of(run), found.alarm, names=ax is reward)
+    label_ends(probe)
+    probe.xaxis.label.set_fontsize(TEXT)
+    return figure
+
+
+def _logps(record: Mapping[str, Any]) -> list[float]:
+    return [value for turn in record["turns"] for value in turn["logp"]]
+
+
+def _entered(phases: Sequence[Phase], batch: int) -> int:
+    """Where the stretch of one phase that holds `batch` began."""
+    return max((t + 1 for t in range(batch) if phases[t] != phases[batch]), default=0)
+
+
+def _fallen(run: Run) -> list[tuple[str, int]]:
+    found = []
+    for key, name in PARTS.items():
+        best = -math.inf
+        for batch, mean in enumerate(trailing_mean(run.column(key), 5)):
+            if mean < best - DROP:
+                found.append((name, batch))
+                break
+            best = max(best, mean) if mean == mean else best
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def _words(early: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]]) -> list[WordFall]:
+    first, last = _by_word(early), _by_word(late)
+    shared = [w for w in last if min(len(first.get(w, ())), len(last[w])) >= SEEN]
+    means = [WordFall(w, fmean(first[w]), fmean(last[w]), len(last[w])) for w in shared]
+    fell = [word for word in means if word.before - word.after > DROP]
+    return sorted(fell, key=lambda word: word.after - word.before)[:WORDS]
+
+
+def _by_word(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Every log-prob of every word that the policy chose; turns of other tokens are left out."""
+    found = defaultdict(list)
+    for turn in (turn for record in records for turn in record["turns"]):
+        words = turn["text"].split()
+        if turn["role"] == "action" and len(words) == len(turn["logp"]):
+            for word, value in zip(words, turn["logp"], strict=True):
+                found[word].append(value)
+    return found

@@ -1,0 +1,4 @@
+"""The training loop, runs, sweeps and warm starts.
+
+May import: everything below it, and not show.
+"""

@@ -1,0 +1,231 @@
+"""One training run, from a config to a run folder; resumable any time."""
+
+import dataclasses
+import datetime
+import json
+import logging
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+
+from lldlib.config import DataConfig, LoadConfig, LossConfig, RolloutConfig, TrainConfig
+from lldlib.evaluate.score import evaluate
+from lldlib.policy.load import Policy
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm
+from lldlib.train.setup import make_setting, probe_set
+from lldlib.train.trainer import Trainer
+from lldlib.types import Episode
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    """A trainer on its questions tied to a run folder."""
+
+    def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
+        self.out, self.config = Path(out), config
+        if resume:
+            self.config = config = saved_config(Run(out).config)
+        self.setting = make_setting(config)
+        s = self.setting
+        probe = None
+        if config.probe_every:
+            probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
+        self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
+        self.watched: dict[str, list[float | None]] = {key: [] for key in ALARM_KEYS}
+        if resume:
+            self._resume(None)
+        else:
+            self.writer = RunWriter.create(self.out, describe(config))
+            self.checkpoint()
+
+    def _resume(self, step: int | None) -> None:
+        """Go on from a checkpoint (None: the last), by its settings: knobs may have been turned."""
+        run = Run(self.out)
+        if not run.checkpoints and not run.metrics:  # killed before it had done anything
+            self.writer = RunWriter.resume(self.out, 0)
+            self.checkpoint()
+            return
+        tensors, state = run.load_checkpoint(step)
+        self.trainer.turn(**vars(saved_config(state["config"])))
+        self.trainer.load_state(tensors, state)
+        self.config, step = self.trainer.config, state["step"]
+        self.writer = RunWriter.resume(self.out, step)
+        # a knob turned at this very batch is in the checkpoint, and its event was just dropped
+        self._log_knobs(logged_config(run, step))
+        self.writer.event(step, "resume")
+        self.watched = {key: Run(self.out).column(key) for key in ALARM_KEYS}
+
+    @classmethod
+    def branch(cls, source: Run, step: int, out: Path, **knobs) -> "TrainingRun":
+        """A new run folder that shares the source's history before batch `step`.
+
+        Needs a checkpoint of the source at `step`; `knobs` are fields of TrainConfig. Raises
+        FileExistsError if `out` exists.
+        """
+        out = Path(out)
+        checkpoint = dict(source.checkpoints).get(step)
+        if checkpoint is None:
+            have = ", ".join(str(number) for number, _ in source.checkpoints)
+            raise ValueError(f"no checkpoint at batch {step}: {source.path} has {have or 'none'}")
+        if out.exists():
+            raise FileExistsError(f"{out} exists: branch into a new folder")
+        fresh = out.with_name(
+            f"{out.name}.tmp"
+        )  # a kill leaves no half, and none without its knobs
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(checkpoint, fresh / "checkpoints" / checkpoint.name)
+        for file in source.path.glob("*.json*"):
+            shutil.copy(file, fresh)
+        run = cls(saved_config(source.config), fresh, resume=True)
+        if knobs:
+            run.turn(**knobs)
+        run.writer.close()
+        fresh.replace(out)
+        run.out, run.writer = out, RunWriter(out)
+        return run
+
+    @property
+    def next_batch(self) -> int:
+        """The number of the batch that the next step trains."""
+        return self.trainer.step_index
+
+    def rewind(self, step: int) -> None:
+        """Go back to the checkpoint at batch `step`: what was logged from there on is dropped.
+
+        Raises FileNotFoundError, and changes nothing, if there is no such checkpoint.
+        """
+        Run(self.out).load_checkpoint(step)
+        self.writer.close()
+        self._resume(step)
+
+    def turn(self, **knobs) -> None:
+        """Turn knobs between steps; what changed is an event of the batch that follows.
+
+        A checkpoint holds the knobs, so that a killed run goes on with them.
+        """
+        before = self.trainer.config
+        self.trainer.turn(**knobs)
+        self.config = self.trainer.config
+        self.checkpoint()
+        self._log_knobs(before)
+
+    def _log_knobs(self, before: TrainConfig) -> None:
+        """Log as an event how the settings differ from those of `before`."""
+        old, new = (dataclasses.asdict(config) for config in (before, self.trainer.config))
+        if changed := {name: value for name, value in new.items() if value != old[name]}:
+            self.writer.event(self.trainer.step_index, "knob", **changed)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint from which the next batch continues."""
+        tensors, state = self.trainer.state()
+        self.writer.checkpoint(self.trainer.step_index, tensors, state)
+        if self.trainer.step_index:  # an event belongs to the batch that it follows
+            self.writer.event(self.trainer.step_index - 1, "checkpoint")
+
+    def step(self) -> dict[str, float]:
+        """One batch: train, evaluate when due, log, checkpoint when due."""
+        index = self.trainer.step_index
+        metrics, episodes = self.trainer.step()
+        config, done = self.trainer.config, index + 1
+        last = done == config.steps
+        if config.eval_every and (done % config.eval_every == 0 or last):
+            metrics |= self.heldout_metrics()
+        logged = self.writer.metrics(index, metrics)
+        for episode in episodes[: config.rollouts_logged]:
+            self.writer.rollout(index, record(episode, self.setting.policy))
+        self._watch(index, logged)  # as a resumed run reads them
+        if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
+            self.checkpoint()
+        return metrics
+
+    def _watch(self, index: int, metrics: dict[str, float | int]) -> None:
+        """Log the alarm at the batch where it first rings."""
+        for key, series in self.watched.items():
+            series.append(metrics.get(key))
+        if alarm(self.watched, AlarmRule()) == index:
+            self.writer.event(index, "alarm")
+
+    def heldout_metrics(self) -> dict[str, float]:
+        """Scores on the held-out questions: sampled as in training, and greedy."""
+        s, temperature = self.setting, self.config.rollout.temperature
+        sampled, greedy = (
+            evaluate(s.policy, s.heldout_rollout, s.heldout_questions, temperature=t)
+            for t in (temperature, 0.0)
+        )
+        return {
+            "eval/heldout_em": sampled.em,
+            "eval/heldout_f1": sampled.f1,
+            "eval/heldout_em_greedy": greedy.em,
+        }
+
+    def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
+        """Run to the configured number of batches."""
+        while self.trainer.step_index < self.trainer.config.steps:
+            index = self.trainer.step_index
+            metrics = self.step()
+            if on_step:
+                on_step(index, metrics)
+        self.writer.close()
+        return Run(self.out)
+
+
+def record(episode: Episode, policy: Policy) -> dict:
+    """An episode as JSON: texts and tokens with the sampler's log-probs, turn by turn."""
+    decode = policy.tokenizer.decode
+    return {
+        "question": episode.question.text,
+        "answers": list(episode.question.answers),
+        "answer": episode.answer,
+        "reward": policy.protocol.reward(episode.answer, episode.question.answers),
+        "stop": episode.stop.value,
+        "turns": [
+            {
+                "role": t.role,
+                "text": decode(t.tokens),
+                "logp": [round(v, 4) for v in t.logp if t.role == "action"],
+            }
+            for t in episode.turns
+        ],
+    }
+
+
+def describe(config: TrainConfig) -> dict:
+    """The run folder's config.json."""
+    device = f"cpu, {platform.machine()}, {torch.get_num_threads()} threads"
+    if config.load.device != "cpu":
+        device = torch.cuda.get_device_name(config.load.device)
+    return json.loads(json.dumps(dataclasses.asdict(config))) | {
+        "created": datetime.date.today().isoformat(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "device": device,
+    }
+
+
+def logged_config(run: Run, step: int) -> TrainConfig:
+    """The settings before batch `step` by config.json and the knobs turned before that batch."""
+    raw = run.config
+    for event in run.events:
+        if event["kind"] == "knob" and event["step"] < step:
+            raw |= {name: value for name, value in event.items() if name not in ("step", "kind")}
+    return saved_config(raw)
+
+
+def saved_config(raw: dict) -> TrainConfig:
+    """The TrainConfig of a run folder's config.json; ValueError if of another version."""
+    names = {f.name for f in dataclasses.fields(TrainConfig)}
+    kept = {k: v for k, v in raw.items() if k in names}
+    try:
+        kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
+        data = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.get("data", {}).items()}
+        kept |= {"load": LoadConfig(**kept.get("load", {})), "data": DataConfig(**data)}
+        return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"the run's config.json is of another version ({error}): start a new run"
+        ) from error

@@ -1,0 +1,295 @@
+"""The training loop, readable top to bottom: roll out, score, update several times, measure.
+
+Randomness is a function of (seed, step, purpose), never a running stream, so a run resumed or
+branched at a step draws what an unbroken one would have drawn.
+"""
+
+import dataclasses
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lldlib.config import TrainConfig
+from lldlib.losses import nthr_weights
+from lldlib.losses.advantages import group_advantages
+from lldlib.losses.objective import LossInputs, compute_loss, needs
+from lldlib.policy.load import Policy, adapters_off, reference_model
+from lldlib.policy.pieces import backward_through, leaf_scores
+from lldlib.policy.score import ROWS, Scores, score, score_sorted
+from lldlib.retrieval import Retriever
+from lldlib.rollout.batch import collate
+from lldlib.rollout.loop import Rollout
+from lldlib.runs import measures as diagnostics
+from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
+from lldlib.types import Batch, Episode, Question
+
+GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
+QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
+REGULARIZERS = (
+    "kl_coef",
+    "entropy_coef",
+    "old_kl_coef",
+    "llds_coef",
+    "lp_reg_coef",
+    "kl_cov_coef",
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout batch with all that its updates read and that does not change between them."""
+
+    batch: Batch
+    old: Scores  # of the policy that made the batch
+    advantages: Float[Tensor, " B"]
+    ref_logp: Float[Tensor, "B T"] | None
+    negative_token_weights: Float[Tensor, "B T"] | None
+    mean_valid_searches: float
+
+
+def draw_seed(seed: int, step: int, purpose: int) -> int:
+    """A seed of its own for every (run, batch, purpose)."""
+    return (seed * 1_000_003 + step) * 8 + purpose
+
+
+class Trainer:
+    """GRPO with regularizers on a search agent; `step()` is one rollout batch and its updates."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        policy: Policy,
+        retriever: Retriever,
+        questions: list[Question],
+        probe: Batch | None = None,
+    ):
+        config.check(len(questions))
+        self.config, self.policy, self.questions = config, policy, questions
+        self.device = next(policy.model.parameters()).device
+        self.probe = None if probe is None else probe.to(self.device)
+        self.rollout = Rollout(policy.tokenizer, policy.protocol, retriever, config.rollout)
+        self.parameters = list(trainable(policy.model).values())
+        self.reference = reference_model(policy.model) if config.loss.kl_coef else None
+        self.optimizer = make_optimizer(policy.model, config.lr, config.betas)
+        self.step_index, self.skipped = 0, 0
+
+    # -- one rollout batch ---------------------------------------------------------------------
+
+    def step(self) -> tuple[dict[str, float], list[Episode]]:
+        """One rollout batch with its updates; returns its metrics (see the glossary), episodes."""
+        started = time.perf_counter()
+        episodes, batch = self._collect()
+        rolled = time.perf_counter()
+        prepared = self._prepare(batch, episodes)
+        scored = time.perf_counter()
+        metrics = self._update(prepared)
+        updated = time.perf_counter()
+        metrics |= self._measure(prepared, episodes)
+        metrics |= {
+            "time/rollout": rolled - started,
+            "time/score": scored - rolled,
+            "time/update": updated - scored,
+            "time/step": time.perf_counter() - started,
+        }
+        self.step_index += 1
+        return metrics, episodes
+
+    def _collect(self) -> tuple[list[Episode], Batch]:
+        size = self.config.rollout.group_size
+        rng = random.Random(self._seed(QUESTIONS))
+        chosen = rng.sample(self.questions, self.config.rollout.problems)
+        generator = torch.Generator(self.device).manual_seed(self._seed(SAMPLING))
+        episodes = self.rollout.run(
+            self.policy.model,
+            [question for question in chosen for _ in range(size)],
+            temperature=self.config.rollout.temperature,
+            generator=generator,
+        )
+        reward = self.policy.protocol.reward
+        rewards = [reward(e.answer, e.question.answers) for e in episodes]
+        groups = [row // size for row in range(len(episodes))]
+        return episodes, collate(episodes, rewards, groups, self.rollout.text).to(self.device)
+
+    @torch.no_grad()
+    def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
+        """Score the batch under the policy that made it, and what else the objective needs."""
+        config, temperature = self.config.loss, self.config.rollout.temperature
+        wanted = needs(config)
+        proxy = config if "proxy_logp" in wanted else None
+        old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
+        advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
+        ref_logp = weights = None
+        if "ref_logp" in wanted:
+            with adapters_off(self.reference):
+                ref_logp = self._scored(self.reference, batch).logp
+        if "nthr" in wanted:
+            inner = score(self.policy.model, batch, temperature, internals=True)
+            weights = nthr_weights(
+                inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
+            )
+        searches = sum(e.valid_searches for e in episodes) / len(episodes)
+        return Prepared(batch, old, advantages, ref_logp, weights, searches)
+
+    def _scored(self, model: torch.nn.Module, batch: Batch, **wanted) -> Scores:
+        """Without gradient, and so never more rows at a time than an update may hold."""
+        rows = self.config.micro_rows or ROWS
+        return score_sorted(model, batch, self.config.rollout.temperature, chunk=rows, **wanted)
+
+    def _update(self, prepared: Prepared) -> dict[str, float]:
+        """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
+        rows = len(prepared.advantages)
+        count = min(self.config.updates_per_batch, rows)
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed(ORDER)))
+        norms, stats, share = [], [], {}
+        self._set_lr()
+        self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
+        for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
+            inputs = self._inputs(prepared, chosen, number)
+            whole = self._is_whole(chosen)
+            if whole and number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
+                share = {"grad/negative_share": self._negative_share(inputs)}
+            loss, numbers = compute_loss(self.config.loss, inputs)
+            norms.append(self._apply(loss, inputs, None if whole else prepared.batch.rows(chosen)))
+            stats.append(numbers)
+        self.policy.model.eval()
+        finite = [n for n in norms if n is not None]
+        mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
+        norm = {
+            "grad/norm": max(finite, default=float("nan")),
+            "grad/norm_mean": sum(finite) / max(1, len(finite)),
+            "update/skipped": float(self.skipped),
+            "update/lr": self.optimizer.param_groups[0]["lr"],
+        }
+        return mean | share | norm
+
+    def _inputs(self, prepared: Prepared, rows: Int[Tensor, " n"], number: int) -> LossInputs:
+        part = prepared.batch.rows(rows)
+        width = part.tokens.shape[1]
+
+        def cut(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows, :width]
+
+        entropy, temperature = "entropy" in needs(self.config.loss), self.config.rollout.temperature
+        if self._is_whole(rows):
+            new = score(self.policy.model, part, temperature, entropy=entropy)
+        else:
+            size = self.config.micro_rows
+            new = leaf_scores(self.policy.model, part, temperature, size, entropy=entropy)
+        return LossInputs(
+            logp=new.logp,
+            # Before the first update both policies are one; the rounding of another batch shape
+            # must not open a gate.
+            old_logp=new.logp.detach() if number == 0 else cut(prepared.old.logp),
+            advantages=prepared.advantages[rows],
+            action_mask=part.action_mask,
+            answer_mask=part.answer_mask,
+            entropy=new.entropy,
+            ref_logp=cut(prepared.ref_logp),
+            proxy_logp=cut(prepared.old.proxy_logp),
+            negative_token_weights=cut(prepared.negative_token_weights),
+            mean_valid_searches=prepared.mean_valid_searches,
+            generator=torch.Generator().manual_seed(self._seed(ORDER) + number),
+        )
+
+    def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
+        """Whether the minibatch goes through the model with gradient in one piece."""
+        return not 0 < self.config.micro_rows < len(rows)
+
+    def _apply(
+        self, loss: Float[Tensor, ""], inputs: LossInputs, pieces: Batch | None
+    ) -> float | None:
+        """One optimiser update; what is not finite is skipped, counted, never applied.
+
+        `pieces` is the minibatch where it has to pass through the model in pieces.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        norm = float("nan")
+        if torch.isfinite(loss) and loss.requires_grad:
+            loss.backward()
+            if pieces is not None:
+                leaves = Scores(inputs.logp, inputs.entropy)
+                temperature, size = self.config.rollout.temperature, self.config.micro_rows
+                backward_through(self.policy.model, pieces, leaves, temperature, size)
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
+        if not norm < float("inf"):
+            self.skipped += 1
+            return None
+        self.optimizer.step()
+        return norm
+
+    def _negative_share(self, inputs: LossInputs) -> float:
+        """Share of negative-advantage rows in the policy term's gradient: of two norms' sum."""
+        bare = dataclasses.replace(self.config.loss, **dict.fromkeys(REGULARIZERS, 0.0))
+        norms = []
+        for keep in (inputs.advantages.clamp(max=0), inputs.advantages.clamp(min=0)):
+            # a generator of its own: a measurement must not move the draws of the update
+            part = dataclasses.replace(inputs, advantages=keep, generator=torch.Generator())
+            loss, _ = compute_loss(bare, part)
+            grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+            norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
+        return diagnostics.grad_share(*norms)
+
+    # -- measurements --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _measure(self, prepared: Prepared, episodes: list[Episode]) -> dict[str, float]:
+        batch, scores = prepared.batch, prepared.old
+        new = self._scored(self.policy.model, batch).logp
+        mask, loss = batch.action_mask, self.config.loss
+        std = batch.rewards.view(-1, self.config.rollout.group_size).std(1)
+        row = {
+            "reward/mean": float(batch.rewards.mean()),
+            "reward/std": float(std.mean()),
+            "reward/mixed_groups": float((std > 0).float().mean()),
+            "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
+        }
+        row |= diagnostics.likelihood(scores.logp, batch.rewards, mask)
+        row |= diagnostics.displacement(scores.logp, new, batch.rewards, mask)
+        row |= diagnostics.low_probability(
+            scores.logp, scores.proxy_logp, prepared.advantages, mask, loss.lp_reg_quantile
+        )
+        row |= diagnostics.sampler_gap(batch.sampler_logp, scores.logp, mask)
+        row |= diagnostics.episode_stats(episodes)
+        if self.probe is not None and self.step_index % self.config.probe_every == 0:
+            row |= self.probe_metrics()
+        return row
+
+    @torch.no_grad()
+    def probe_metrics(self) -> dict[str, float]:
+        """The fixed probe set of correct trajectories, scored under the current policy."""
+        logp = self._scored(self.policy.model, self.probe).logp
+        return diagnostics.probe_report(logp, self.probe.action_mask, self.probe.span)
+
+    # -- knobs, checkpoints --------------------------------------------------------------------
+
+    def turn(self, **knobs) -> None:
+        """Change settings between steps: `lr`, `loss` (a LossConfig) or any other field."""
+        config = dataclasses.replace(self.config, **knobs)
+        config.check(len(self.questions))
+        if config.loss.kl_coef and self.reference is None:
+            raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
+        self.config, self.rollout.config = config, config.rollout
+
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """All that a resumed run needs: tensors (weights, optimiser moments), plain numbers."""
+        config = dataclasses.asdict(self.config)
+        numbers = {"step": self.step_index, "skipped": self.skipped, "config": config}
+        return pack(self.policy.model, self.optimizer), numbers
+
+    def load_state(self, tensors: dict[str, Tensor], state: dict) -> None:
+        """Continue from a checkpoint's content, bit for bit on the CPU."""
+        self.step_index, self.skipped = state["step"], state["skipped"]
+        unpack(tensors, self.policy.model, self.optimizer)
+
+    def _seed(self, purpose: int) -> int:
+        return draw_seed(self.config.seed, self.step_index, purpose)
+
+    def _set_lr(self) -> None:
+        warm = self.config.warmup_batches
+        scale = min(1.0, (self.step_index + 1) / warm) if warm else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"], group["betas"] = self.config.lr * scale, self.config.betas

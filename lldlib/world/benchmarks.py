@@ -1,0 +1,183 @@
+"""The benchmarks of the papers: one table of where each lies, and the two loaders."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lldlib.config import Kind
+from lldlib.types import Question
+from lldlib.world.questions import load_questions, to_questions
+
+AIME_SAMPLES, AIME_TEMPERATURE = 16, 0.6  # Lp-Reg, 2510.03222, section 5
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A data set on the Hugging Face hub; columns may be paths such as extra_info.index."""
+
+    path: str
+    config: str | None
+    split: str
+    revision: str  # a commit where one is known, else main
+    id: str | None  # column of the id; None: the number of the row
+    question: str
+    answers: str  # column of one answer or of a list
+
+
+@dataclass(frozen=True)
+class Task:
+    """One benchmark: how it is called, found and asked."""
+
+    name: str
+    title: str  # the papers' column
+    kind: Kind
+    file: str | None  # name in a folder of normalised files, without .jsonl or .jsonl.gz
+    hub: Hub | None
+    samples: int = 1  # answers to each question
+    temperature: float = 0.0  # 0 is greedy
+
+
+def _flashrag(config: str, split: str) -> Hub:
+    path = "RUC-NLPIR/FlashRAG_datasets"
+    return Hub(path, config, split, "main", "id", "question", "golden_answers")
+
+
+_AIME24 = Hub(
+    "HuggingFaceH4/aime_2024", None, "train", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+    "id", "problem", "answer",
+)  # fmt: skip
+_AIME25 = Hub(
+    "math-ai/aime25", None, "test", "563bb8404243c5f09de6ec262f2db674fe5bce9b",
+    "id", "problem", "answer",
+)  # fmt: skip
+_MATH500 = Hub(
+    "HuggingFaceH4/MATH-500", None, "test", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    "unique_id", "problem", "answer",
+)  # fmt: skip
+_OLYMPIAD = Hub(
+    "Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train",
+    "91184b52131e7fc9455fef848035173aea8cc01a", "id", "question", "final_answer",
+)  # fmt: skip
+_MINERVA = Hub("math-ai/minervamath", None, "test", "main", None, "question", "answer")
+_DAPO = Hub(
+    "open-r1/DAPO-Math-17k-Processed", "all", "train", "main",
+    "extra_info.index", "prompt", "solution",
+)  # fmt: skip
+_AIME = {"samples": AIME_SAMPLES, "temperature": AIME_TEMPERATURE}
+TASKS = {
+    task.name: task
+    for task in (
+        Task("nq", "NQ", "qa", "nq_open", _flashrag("nq", "test")),
+        Task("triviaqa", "TriviaQA", "qa", "triviaqa", _flashrag("triviaqa", "test")),
+        Task("popqa", "PopQA", "qa", "popqa", _flashrag("popqa", "test")),
+        Task("hotpotqa", "HotpotQA", "qa", "hotpotqa_dev", _flashrag("hotpotqa", "dev")),
+        Task("2wiki", "2Wiki", "qa", "2wiki_dev", _flashrag("2wikimultihopqa", "dev")),
+        Task("musique", "MuSiQue", "qa", "musique_dev", _flashrag("musique", "dev")),
+        Task("bamboogle", "Bamboogle", "qa", "bamboogle", _flashrag("bamboogle", "test")),
+        Task("aime24", "AIME24", "maths", "aime24", _AIME24, **_AIME),
+        Task("aime25", "AIME25", "maths", "aime25", _AIME25, **_AIME),
+        Task("math500", "MATH500", "maths", "math500", _MATH500),
+        Task("minerva", "Minerva", "maths", "minerva_math", _MINERVA),
+        Task("olympiadbench", "Olympiad", "maths", "olympiadbench", _OLYMPIAD),
+        Task("dapo", "DAPO-Math-17k", "maths", None, _DAPO),  # for training
+    )
+}
+GROUPS = {
+    "qa": [name for name, task in TASKS.items() if task.kind == "qa"],
+    "maths": [name for name, task in TASKS.items() if task.kind == "maths" and task.file],
+}
+GROUPS["all"] = GROUPS["qa"] + GROUPS["maths"]
+
+
+def find_tasks(names: Iterable[str], folder: Path | None) -> list[Task]:
+    """The tasks of these names, each once: `all`, `qa`, `maths`, a name of TASKS, or a file.
+
+    A file of `folder`, named without .jsonl, that is in no row of TASKS is a question-answering
+    task; no folder means the hub. Raises NotADirectoryError where there is no such folder,
+    ValueError for an unknown name.
+    """
+    if folder is not None and not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: no such folder; give the one with the JSONL files")
+    found = {}
+    for name in names:
+        for single in GROUPS.get(name, [name]):
+            if single in TASKS:
+                found[single] = TASKS[single]
+            elif folder and any(path.is_file() for path in _paths(folder, single)):
+                found[single] = Task(single, single, "qa", single, None)
+            else:
+                known = ", ".join(["all", "qa", "maths", *TASKS])
+                raise ValueError(f"unknown task '{name}': use {known}, or a file of the folder")
+    return list(found.values())
+
+
+def load_benchmark(task: Task, folder: Path | str) -> list[Question]:
+    """The questions of a task from a folder of normalised JSONL files.
+
+    Raises FileNotFoundError naming the missing file, and what `load_questions` raises.
+    """
+    if task.file is None:
+        raise FileNotFoundError(f"{task.name} has no normalised file: load it from the hub")
+    plain, packed = _paths(folder, task.file)
+    return load_questions(packed if packed.is_file() and not plain.is_file() else plain)
+
+
+def _paths(folder: Path | str, file: str) -> tuple[Path, Path]:
+    return Path(folder, f"{file}.jsonl"), Path(folder, f"{file}.jsonl.gz")
+
+
+def load_from_hub(task: Task) -> list[Question]:
+    """The questions of a task by the `datasets` library; `hub.path` may be a local folder.
+
+    Raises ValueError for a task without a hub row, without `datasets`, or for a row that is
+    malformed, has no answer or repeats an id.
+    """
+    hub = task.hub
+    if hub is None:
+        raise ValueError(f"'{task.name}' is not on the hub: load it from its folder")
+    if importlib.util.find_spec("datasets") is None:
+        raise ValueError("the hub needs datasets: pip install -e '.[benchmarks]'")
+    from datasets import load_dataset
+
+    rows = load_dataset(hub.path, hub.config, split=hub.split, revision=hub.revision)
+    return to_questions(map_rows(rows, hub), f"{hub.path} {hub.split}")
+
+
+def load_source(source: str, kind: Kind) -> list[Question]:
+    """The questions of a JSONL file, or of `hub:NAME`, a task of TASKS of this kind.
+
+    Raises ValueError for an unknown task or one of another kind, and what the loaders raise.
+    """
+    if not source.startswith("hub:"):
+        return load_questions(source)
+    task = TASKS.get(source.removeprefix("hub:"))
+    if task is None or task.kind != kind:
+        known = ", ".join(f"hub:{task.name}" for task in TASKS.values() if task.kind == kind)
+        raise ValueError(f"{source} is no {kind} task: use a JSONL file, or one of {known}")
+    return load_from_hub(task)
+
+
+def map_rows(rows: Iterable[Mapping[str, Any]], hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("data set:row", normalised row) by the hub's columns; rows count from 0."""
+    for number, row in enumerate(rows):
+        answers = _column(row, hub.answers)
+        yield (
+            f"{hub.path} {hub.split}:{number}",
+            {
+                "id": str(number if hub.id is None else _column(row, hub.id)),
+                "question": _column(row, hub.question),
+                "golden_answers": [answers] if isinstance(answers, str) else answers,
+                "type": row.get("type", ""),
+            },
+        )
+
+
+def _column(row: Mapping[str, Any], path: str) -> Any:
+    value: Any = row
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise ValueError(f"no column '{path}' among {', '.join(row)}: mend its row in TASKS")
+        value = value[name]
+    return value

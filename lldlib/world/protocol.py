@@ -1,0 +1,160 @@
+"""The tag protocol of Search-R1 (arXiv 2503.09516): think, search, read, answer.
+
+The only place that parses what the policy writes and renders what the environment says; it also
+says what an answer earns, so that training and evaluation follow the task's own rule. Retrieved
+text is data: it is rendered into the context and never parsed, so a passage that holds
+`</information><answer>x</answer>` neither ends a turn nor scores.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lldlib.retrieval import Passage
+from lldlib.types import Span
+from lldlib.world.answers import exact_match
+
+CLOSING_TAGS = ("</search>", "</answer>")
+_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+
+INSTRUCTION = (
+    "Answer the question below. Think inside <think> and </think> each time you learn something "
+    "new. When you lack a fact, write <search> your query </search>; what was found comes back "
+    "between <information> and </information>. You may search several times. Once you know enough, "
+    "give the answer alone inside <answer> and </answer>, for instance "
+    "<answer> Beijing </answer>.\n"
+)
+INVALID_MESSAGE = (
+    "\nThe last action was invalid. To search, put the query between <search> and </search>. "
+    "To finish, put the answer between <answer> and </answer>. Try again.\n"
+)
+TINY_INVALID_MESSAGE = " Invalid action . Try again . "
+INFORMATION, END_OF_INFORMATION = "\n\n<information>", "</information>\n\n"
+_PLACE = "@@message@@"  # stands for the user's message while a chat template is taken apart
+
+
+@dataclass(frozen=True)
+class Action:
+    """What one turn of the policy asks for; `content` is the query or the answer, stripped."""
+
+    kind: Literal["search", "answer", "invalid"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The fixed texts around an episode; the tiny searcher's vocabulary wants short ones."""
+
+    instruction: str
+    invalid_message: str
+    numbered: bool = False  # passages as "Doc i(Title: ...) text", one a line, as Search-R1 does
+    observation_tokens: int | None = None  # tokens of one environment turn at most; None: no limit
+    chat: tuple[str, str] = ("", "")  # a chat template's texts before and after the user's message
+
+    def prompt(self, question: str) -> str:
+        """The text that opens an episode; a missing question mark is added, as Search-R1 does."""
+        question = question.strip()
+        mark = "" if question.endswith("?") else "?"
+        return f"{self.chat[0]}{self.instruction}Question: {question}{mark}\n{self.chat[1]}"
+
+    def information(self, passages: list[str]) -> str:
+        """The environment's answer to a search."""
+        return f"{INFORMATION} {' '.join(passages)} {END_OF_INFORMATION}"
+
+    def observe(
+        self, passages: Sequence[Passage], encode: Callable[[str], list[int]], passage_tokens: int
+    ) -> list[int]:
+        """Tokens of the environment's answer to a search, at most `observation_tokens` of them.
+
+        What is too long is cut at its end. The closing tag stays, where Search-R1 cuts it off too.
+        Each passage is cut to `passage_tokens` first, its number and title included; 0: no cut.
+        """
+        if self.numbered:
+            gap, between = "", "\n"
+            texts = [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
+        else:
+            gap, between = " ", " "
+            texts = [p.text for p in passages]
+        before, after = f"{INFORMATION}{gap}", f"{gap}{END_OF_INFORMATION}"
+        if passage_tokens:
+            tokens = encode(before)
+            for number, text in enumerate(texts):
+                tokens += (encode(between) if number else []) + encode(text)[:passage_tokens]
+            tokens += encode(after)
+        else:
+            tokens = encode(before + between.join(texts) + after)
+        limit = self.observation_tokens
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        end = encode(END_OF_INFORMATION)
+        return tokens[: limit - len(end)] + end
+
+    def final_answer(self, said: str, tagged: str | None) -> str | None:
+        """What an episode answers: the <answer> it ended with, of all that the policy said."""
+        return tagged
+
+    def reward(self, answer: str | None, accepted: tuple[str, ...]) -> float:
+        """What the answer earns: its exact match with an accepted one, 0 or 1."""
+        return exact_match(answer, accepted)
+
+    def in_chat(self, tokenizer) -> "Protocol":
+        """The same protocol inside the tokenizer's chat template, if it has one.
+
+        The instruction and the question are one user message, without a system prompt but the one
+        that the template adds itself (as in Search-R1, for Base and Instruct models alike).
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            return self
+        messages = [{"role": "user", "content": _PLACE}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        before, found, after = text.partition(_PLACE)
+        if not found:
+            raise ValueError("the tokenizer's chat template changes the user's message: unset it")
+        return replace(self, chat=(before, after))
+
+
+SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE, numbered=True, observation_tokens=500)
+TINY = Protocol("", TINY_INVALID_MESSAGE)
+
+
+def parse_action(text: str) -> Action:
+    """The first complete search or answer in one turn of the policy; an empty query is invalid.
+
+    A tag that opens and never closes is text, and what stands between two tags of a kind is taken
+    as it is, other tags included.
+    """
+    match = _ACTION.search(text)
+    if match is None:
+        return Action("invalid", "")
+    kind, content = match.group(1), match.group(2).strip()
+    if kind == "search" and not content:
+        return Action("invalid", "")
+    return Action(kind, content)  # type: ignore[arg-type]
+
+
+def ends_turn(text: str) -> bool:
+    """Whether the policy has just closed a search or an answer."""
+    return any(tag in text for tag in CLOSING_TAGS)
+
+
+def may_end_turn(piece: str) -> bool:
+    """Whether a token of this text can complete a closing tag: text up to a ">" ends like one."""
+    starts = [piece[: at + 1] for at, character in enumerate(piece) if character == ">"]
+    return any(s.endswith(tag) or tag.endswith(s) for s in starts for tag in CLOSING_TAGS)
+
+
+def spans(pieces: list[str]) -> list[Span]:
+    """What each token of one turn is for, from the tokens' own texts; a span holds its tags."""
+    text = "".join(pieces)
+    found = [(m.start(), m.end(), m.group(1)) for m in _ACTION.finditer(text)][:1]
+    labels, start = [], 0
+    for piece in pieces:
+        end = start + len(piece)
+        label = Span.FREE
+        for low, high, kind in found:
+            if start < high and end > low:
+                label = Span.QUERY if kind == "search" else Span.ANSWER
+        labels.append(label)
+        start = end
+    return labels
