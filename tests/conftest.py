@@ -25,8 +25,9 @@ def guesser(tmp_path_factory) -> str:
     groups are mixed.
     """
     from lldlib.config import WarmstartConfig
+    from lldlib.policy.load import save_policy
     from lldlib.rollout.loop import TokenText
-    from lldlib.train.warmstart import make_tiny, save_policy
+    from lldlib.train.supervised import make_tiny
     from lldlib.world.atlas import World
 
     world = World.load()

@@ -11,9 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from lldlib.policy.architectures import LISTED, configuration
 from lldlib.policy.head import head_scores
-from lldlib.policy.load import LoraSettings, Policy, load_policy, tiny_model, with_adapters
+from lldlib.policy.load import (
+    LoraSettings,
+    Policy,
+    load_policy,
+    save_policy,
+    tiny_model,
+    with_adapters,
+)
 from lldlib.policy.memory import NF4_BYTES, Fit, Live, Shape, estimate
-from lldlib.train.warmstart import save_policy
 
 PLAIN = {"quantize": None, "lora": None, "dtype": "float32", "reference": True}
 SHAPE = Shape(update_rows=3, rollout_rows=10, tokens=50)

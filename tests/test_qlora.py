@@ -20,6 +20,7 @@ from lldlib.policy.load import (
     adapters_off,
     load_policy,
     reference_model,
+    save_policy,
     tiny_model,
     unpacked,
 )
@@ -27,7 +28,6 @@ from lldlib.policy.score import score
 from lldlib.rollout.loop import Rollout
 from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.train.trainer import Trainer
-from lldlib.train.warmstart import save_policy
 from lldlib.world import protocol
 from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION
 

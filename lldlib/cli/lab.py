@@ -84,7 +84,8 @@ def sweep_command(command: Sweep) -> int:
 
 def warmstart_command(command: Warmstart) -> int:
     """Train the tiny searcher from nothing and save it."""
-    from lldlib.train.warmstart import save_policy, warm_start
+    from lldlib.policy.load import save_policy
+    from lldlib.train.supervised import warm_start
     from lldlib.world.atlas import World
 
     set_up()

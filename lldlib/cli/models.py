@@ -6,7 +6,7 @@ from lldlib.cli.options import Fit, Sft
 
 def sft_command(command: Sft) -> int:
     """Warm-start or resume one, with a progress line."""
-    from lldlib.train.sft import SftRun
+    from lldlib.train.supervised import SftRun
 
     if not command.config.files and not command.resume:
         raise ValueError("name the train files with gold passages: --files FILE ...")

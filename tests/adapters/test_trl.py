@@ -19,11 +19,11 @@ from trl_runs import Remembering, settings, some_policy, trainer
 from lldlib.adapters import trl as adapter
 from lldlib.adapters.trl import LLDGRPOTrainer
 from lldlib.losses.objective import LossInputs, compute_loss, needs
+from lldlib.policy.load import save_policy
 from lldlib.policy.score import score
 from lldlib.rollout.batch import collate
 from lldlib.runs.folder import Run
 from lldlib.runs.report import write_report
-from lldlib.train.warmstart import save_policy
 
 LLDS = {"llds_coef": 0.7}
 LP_REG = {"lp_reg_coef": 0.3, "lp_reg_quantile": 0.5}
