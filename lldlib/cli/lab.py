@@ -28,7 +28,6 @@ def train_command(command: Train) -> int:
     """Train or resume one run with a progress line."""
     from tqdm import tqdm
 
-    from lldlib.runs.folder import Run
     from lldlib.train.demo import status
     from lldlib.train.run import TrainingRun
 
@@ -41,7 +40,7 @@ def train_command(command: Train) -> int:
     with tqdm(total=total, initial=done, desc=command.out.name, unit="batch") as bar:
 
         def on_step(index: int, metrics: dict[str, float]) -> None:
-            bar.set_postfix_str(status(Run(command.out)), refresh=False)
+            bar.set_postfix_str(status(metrics, run.monitor.phase), refresh=False)
             bar.update()
 
         run.run(on_step)

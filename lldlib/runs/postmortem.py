@@ -11,16 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import Phase, collapse_batch, trailing_mean
+from lldlib.runs.phases import Phase, alarm_of, collapse_batch, phases_of, trailing_mean
 from lldlib.show.curves import (
     BATCH,
     COLOURS,
     TEXT,
     WIDTH,
-    alarm_of,
     label_ends,
     mark_phases,
-    phases_of,
     style,
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import find_collapse
+from lldlib.runs.phases import alarm_of, find_collapse
 from lldlib.show import curves as figures
 
 WINDOW = 10  # rollout batches in a mean reward
@@ -73,7 +73,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "end_reward": means[-1] if means else None,
         "collapsed_at": collapse.batch,
         "for_good": None if collapse.batch is None else collapse.for_good,
-        "alarm_at": figures.alarm_of(run),
+        "alarm_at": alarm_of(run),
         "heldout_em": exams[-1][1] if exams else None,
         "heldout_em_best_before_collapse": max(before, default=None),
         "seconds": sum(seconds) if seconds else None,

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from lldlib.runs.folder import Run
 from lldlib.runs.glossary import describe
 from lldlib.runs.onsets import SPIRAL, BandRule, band_of, leaves
-from lldlib.runs.phases import Phase, Series, collapse_batch, trailing_mean
+from lldlib.runs.phases import Phase, Series, alarm_of, collapse_batch, phases_of, trailing_mean
 from lldlib.show.curves import (
     BATCH,
     COLOURS,
@@ -21,10 +21,8 @@ from lldlib.show.curves import (
     TEXT,
     WIDTH,
     Arms,
-    alarm_of,
     colours,
     label_ends,
-    phases_of,
     style,
 )
 

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import ALARM_KEYS, AlarmRule, Phase, PhaseRule, alarm, phase_labels
+from lldlib.runs.phases import Phase, alarm_of, phases_of
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 SHADES = {"stagnation": "#f5f5f5", "decay": "#e9e9e9", "collapse": "#d9d9d9"}
@@ -124,19 +124,6 @@ def mark_phases(ax: Axes, phases: Sequence[Phase], rung: int | None, *, names: b
         if names:
             ax.text(rung, 1.09, "alarm", **top)
     return ax
-
-
-def phases_of(run: Run) -> list[Phase]:
-    """The phase of each batch of a run, by the default rule."""
-    keys = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")
-    return phase_labels(*(run.column(key) for key in keys), PhaseRule())
-
-
-def alarm_of(run: Run) -> int | None:
-    """The batch at which the default alarm rang; None if it did not, or had nothing to watch."""
-    series = {key: run.column(key) for key in ALARM_KEYS}
-    watched = {key: values for key, values in series.items() if any(v is not None for v in values)}
-    return alarm(watched, AlarmRule()) if watched else None
 
 
 def collapse_figure(arms: Arms) -> Figure:

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from lldlib.runs.folder import Run
+from lldlib.runs.phases import alarm_of, phases_of
 from lldlib.show.curves import (
     BATCH,
     COLOURS,
@@ -18,11 +19,9 @@ from lldlib.show.curves import (
     SMALL,
     TEXT,
     WIDTH,
-    alarm_of,
     colours,
     label_ends,
     metric_panel,
-    phases_of,
     style,
     tick,
 )

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from lldlib.recipes import collapse_config
 from lldlib.runs.folder import Run
+from lldlib.runs.phases import Phase, phases_of
 from lldlib.runs.report import summarise
 from lldlib.show import curves as figures
 from lldlib.train.workers import Cell, train_cells
@@ -57,13 +58,10 @@ def demo(
     return rows, failures
 
 
-def status(run: Run) -> str:
-    """Where a run stands: its last reward, entropy and probe likelihood, and its phase."""
-    parts = []
-    for key, name in STATUS.items():
-        values = run.series(key)[1]
-        parts += [f"{name} {values[-1]:.2f}"] if values else []
-    return "  ".join([*parts, *figures.phases_of(run)[-1:]])
+def status(row: Row, phase: Phase) -> str:
+    """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
+    parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if key in row]
+    return "  ".join([*parts, phase])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -83,14 +81,15 @@ def _train(cells: Sequence[Cell], jobs: int) -> dict[Path, str]:
         for place, cell in enumerate(cells)
     }
 
-    def on_batch(cell: Cell, done: int) -> None:
+    def on_batch(cell: Cell, done: int, row: Row, phase: Phase) -> None:
         bar = bars[cell.path]
-        bar.set_postfix_str(status(Run(cell.path)), refresh=False)
+        bar.set_postfix_str(status(row, phase), refresh=False)
         bar.update(done - bar.n)
 
     def on_end(cell: Cell, error: str | None) -> None:
-        if error is None:
-            on_batch(cell, cell.config.steps)
+        if error is None:  # perhaps a run that was whole before
+            run = Run(cell.path)
+            on_batch(cell, cell.config.steps, run.metrics[-1], phases_of(run)[-1])
         else:
             bars[cell.path].set_postfix_str("failed")
 
