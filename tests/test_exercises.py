@@ -3,7 +3,7 @@
 import exercises as checks
 import pytest
 
-from lldlib.runs.report import share_interval
+from lldlib.runs.summary import share_interval
 
 
 def order(onsets):

@@ -90,8 +90,8 @@ def test_the_alarm_watches_what_the_log_holds(folder, tmp_path):
     """Six digits, as a resumed run reads them, so that an alarm never depends on a kill."""
     run = TrainingRun(config(folder / "policy"), tmp_path / "run")
     run.step()
-    assert run.watched["probe/content"][0] is not None
-    for key, series in run.watched.items():
+    assert run.monitor.columns["probe/content"][0] is not None
+    for key, series in run.monitor.columns.items():
         assert series == Run(run.out).column(key)
 
 

@@ -14,12 +14,15 @@ CONTROL_SEED = 1  # of the permuted facts
 
 def demo_command(command: Demo) -> int:
     """Train both arms, print the table and where the figure lies; 1 if a run failed."""
+    from lldlib.show.curves import collapse_figure
+    from lldlib.show.style import save
     from lldlib.train.demo import demo, table
 
     overrides = {"steps": command.steps, "policy": command.policy}
-    rows, failures = demo(command.out, command.seeds, command.jobs, **overrides)
+    rows, runs, failures = demo(command.out, command.seeds, command.jobs, **overrides)
     if rows:
-        print(f"\n{table(rows)}\n\nfigure:  {command.out / 'figure.png'}")
+        figure = save(collapse_figure(runs), command.out / "figure.png")
+        print(f"\n{table(rows)}\n\nfigure:  {figure}")
         print(f"summary: {command.out / 'summary.json'}")
     return complain(failures)
 
@@ -65,7 +68,7 @@ def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
 
 
 def report_command(command: Report) -> int:
-    from lldlib.runs.report import write_report
+    from lldlib.show.compare import write_report
 
     files = write_report(command.runs, command.out)
     print(files[0].read_text(encoding="utf-8"))

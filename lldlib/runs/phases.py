@@ -86,7 +86,7 @@ class Monitor:
     """The phase and the alarm, by the default rules, of a run that grows batch by batch."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
-        self._columns: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
+        self.columns: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
         self.phase: Phase = "stagnation"  # of the last batch that was added
         self.rung: int | None = None  # the batch at which the alarm rang
         for row in rows:
@@ -95,11 +95,11 @@ class Monitor:
     def add(self, row: Mapping[str, Any]) -> None:
         """Take in the logged metrics of the next batch; sets `phase` and `rung`."""
         self._append(row)
-        self.phase = phase_labels(*(self._columns[key] for key in PHASE_KEYS), PhaseRule())[-1]
-        self.rung = alarm({key: self._columns[key] for key in ALARM_KEYS}, AlarmRule())
+        self.phase = phase_labels(*(self.columns[key] for key in PHASE_KEYS), PhaseRule())[-1]
+        self.rung = alarm({key: self.columns[key] for key in ALARM_KEYS}, AlarmRule())
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        for key, values in self._columns.items():
+        for key, values in self.columns.items():
             values.append(row.get(key))
 
 

@@ -10,8 +10,7 @@ from tqdm import tqdm
 from lldlib.recipes import collapse_config
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import Phase, phases_of
-from lldlib.runs.report import summarise
-from lldlib.show import curves as figures
+from lldlib.runs.summary import summarise
 from lldlib.train.workers import Cell, train_cells
 
 ARMS = ("grpo", "llds")
@@ -36,10 +35,10 @@ Row = Mapping[str, Any]
 
 def demo(
     out: Path, seeds: Sequence[int], jobs: int, **overrides: object
-) -> tuple[list[Row], dict[Path, str]]:
+) -> tuple[list[Row], dict[str, list[Run]], dict[Path, str]]:
     """Train both arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
-    Writes summary.json (the rows) and figure.png there; returns the rows and what went wrong, by
+    Writes summary.json (the rows) there; returns the rows, the runs by arm and what went wrong, by
     folder. `overrides` are those of `presets.collapse_config`.
     """
     cells = [
@@ -52,10 +51,8 @@ def demo(
     rows = [{key: row[key] for key in COLUMNS} for row in map(summarise, runs)]
     if runs:
         (out / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-        by_arm = {arm: [run for run in runs if run.config["method"] == arm] for arm in ARMS}
-        present = {arm: found for arm, found in by_arm.items() if found}
-        figures.save(figures.collapse_figure(present), out / "figure.png")
-    return rows, failures
+    by_arm = {arm: [run for run in runs if run.config["method"] == arm] for arm in ARMS}
+    return rows, {arm: found for arm, found in by_arm.items() if found}, failures
 
 
 def status(row: Row, phase: Phase) -> str:

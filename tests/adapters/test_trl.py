@@ -23,7 +23,7 @@ from lldlib.policy.load import save_policy
 from lldlib.policy.score import score
 from lldlib.rollout.batch import collate
 from lldlib.runs.folder import Run
-from lldlib.runs.report import write_report
+from lldlib.show.compare import write_report
 
 LLDS = {"llds_coef": 0.7}
 LP_REG = {"lp_reg_coef": 0.3, "lp_reg_quantile": 0.5}
