@@ -5,7 +5,7 @@ from helpers import MICRO, micro_trainer
 
 from lldlib.recipes import method
 from lldlib.train import trainer as train
-from lldlib.train.dissect import dissect
+from lldlib.train.studies import dissect
 from lldlib.world import protocol
 
 

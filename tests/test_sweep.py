@@ -5,8 +5,16 @@ import pytest
 
 from lldlib.recipes import METHODS, collapse_config
 from lldlib.runs.folder import Run
-from lldlib.train.sweep import cell_name, grid_cells, parse_grid, sweep
-from lldlib.train.workers import Cell, is_finished, train_cell, train_cells
+from lldlib.train.sweep import (
+    Cell,
+    cell_name,
+    grid_cells,
+    is_finished,
+    parse_grid,
+    sweep,
+    train_cell,
+    train_cells,
+)
 
 
 def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[int]:
@@ -15,7 +23,7 @@ def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[in
     train_cell(
         cell,
         keep_checkpoints=keep_checkpoints,
-        report=lambda batches, *_: done.append(batches),
+        report=lambda news: done.append(news[0]),
         should_stop=lambda: next(asked, None) is None,
     )
     return done
@@ -78,12 +86,12 @@ def test_values_take_the_type_of_their_field():
         (["seed"], "not of the form"),
         (["seed="], "not of the form"),
         (["seed=0", "seed=1"], "twice"),
-        (["lambda=1"], "unknown setting 'lambda'"),
-        (["loss=1"], "unknown setting 'loss'"),
-        (["seed=x"], "seed=x: give a value of type int"),
-        (["llds_gate=word"], "use one of action, response, token"),
+        (["lambda=1"], "cannot vary 'lambda'"),
+        (["loss=1"], "cannot vary 'loss'"),
+        (["seed=x"], "seed=x: use a whole number"),
+        (["llds_gate=word"], "llds_gate=word: use action, response, token"),
         (["nthr=1"], "use true or false"),
-        (["betas=0.9"], "cannot be swept"),
+        (["betas=0.9"], "cannot vary 'betas'"),
     ],
 )
 def test_bad_grid_items_are_named(items, message):

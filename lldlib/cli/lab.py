@@ -16,7 +16,7 @@ def demo_command(command: Demo) -> int:
     """Train both arms, print the table and where the figure lies; 1 if a run failed."""
     from lldlib.show.curves import collapse_figure
     from lldlib.show.style import save
-    from lldlib.train.demo import demo, table
+    from lldlib.train.studies import demo, table
 
     overrides = {"steps": command.steps, "policy": command.policy}
     rows, runs, failures = demo(command.out, command.seeds, command.jobs, **overrides)
@@ -31,8 +31,7 @@ def train_command(command: Train) -> int:
     """Train or resume one run with a progress line."""
     from tqdm import tqdm
 
-    from lldlib.train.demo import status
-    from lldlib.train.run import TrainingRun
+    from lldlib.train.run import TrainingRun, status
 
     set_up()
     config = command.config
