@@ -79,7 +79,8 @@ def search_rollout(
 
     The dataset's `prompt` is the text of one of `questions` (unique texts); the runner renders the
     protocol around it. Reward functions get `episode_reward`, by the rules of the runner;
-    `rollout_reward` hands it on. Raises ValueError for two questions of one text, KeyError for a prompt that is none.
+    `rollout_reward` hands it on. Raises ValueError for two questions of one text, KeyError for a
+    prompt that is none.
     """
     by_text = {question.text: question for question in questions}
     if len(by_text) < len(questions):
@@ -107,7 +108,8 @@ def completions(episodes: Sequence[Episode], *, filler: int) -> dict[str, list |
     """
     rest = [[turn for turn in e.turns[1:] if turn.tokens] for e in episodes]
     tokens = [[token for turn in turns for token in turn.tokens] for turns in rest]
-    masks = [[int(span != Span.NONE) for t in turns for span in t.spans] for turns in rest]
+    spans = [[int(span) for turn in turns for span in turn.spans] for turns in rest]
+    masks = [[int(span != Span.NONE) for span in row] for row in spans]
     return {
         "prompt_ids": [e.turns[0].tokens for e in episodes],
         "completion_ids": [row or [filler] for row in tokens],
@@ -115,4 +117,5 @@ def completions(episodes: Sequence[Episode], *, filler: int) -> dict[str, list |
         "logprobs": None,
         "episode_reward": [e.reward for e in episodes],
         "valid_searches": [e.valid_searches for e in episodes],
+        "spans": [row or [int(Span.NONE)] for row in spans],
     }

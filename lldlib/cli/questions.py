@@ -9,7 +9,7 @@ from typing import Any
 # The handlers import the rest, which takes seconds, when they run.
 from lldlib.cli.lab import print_heldout, set_up
 from lldlib.cli.options import Evaluate, Serve
-from lldlib.config import RolloutConfig
+from lldlib.config import RolloutConfig, train_config_from
 from lldlib.recipes import collapse_config
 
 
@@ -30,7 +30,6 @@ def evaluate_command(command: Evaluate) -> int:
 
 
 def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
-    from lldlib.config import train_config_from
     from lldlib.evaluate.heldout import policy_of
     from lldlib.policy.load import load_as
     from lldlib.runs.folder import Run

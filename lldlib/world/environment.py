@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, Kind, TrainConfig
+from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, DataConfig, Kind, TrainConfig
 from lldlib.retrieval import BM25Retriever, Retriever
 from lldlib.retrieval.choose import open_retriever
 from lldlib.types import Question
@@ -81,32 +81,26 @@ def fixed_questions(world: World, total: int, split: str) -> list[Question]:
 
 
 def qa_files(config: TrainConfig) -> Environment:
-    """Question answering from files, one retriever for training and held-out questions alike.
-
-    Raises ValueError for a held-out evaluation without files, and what loading raises.
-    """
-    data = config.data
-    corpus, index = (None if path is None else Path(path) for path in (data.corpus, data.index))
-    return _files(config, "qa", open_retriever(data.retriever, corpus, index))
+    """Question answering from files; raises what loading raises."""
+    return _files(config.data, "qa", config.data.retriever)
 
 
 def maths_files(config: TrainConfig) -> Environment:
     """Maths from files, answered without search.
 
-    Raises ValueError for a config with searches or a corpus, without math-verify, for a held-out
-    evaluation without files, and what loading raises.
+    Raises ValueError for a config with searches or a corpus and without math-verify, and what
+    loading raises.
     """
     need_math_verify()
     if config.rollout.max_searches:
         raise ValueError("maths is answered without search: set rollout.max_searches to 0")
-    corpus, index = (
-        None if p is None else Path(p) for p in (config.data.corpus, config.data.index)
-    )
-    return _files(config, "maths", open_retriever("none", corpus, index))
+    return _files(config.data, "maths", "none")
 
 
-def _files(config: TrainConfig, kind: Kind, tool: Retriever) -> Environment:
-    data = config.data
+def _files(data: DataConfig, kind: Kind, retriever: str) -> Environment:
+    """One tool for training and held-out questions alike."""
+    corpus, index = (None if path is None else Path(path) for path in (data.corpus, data.index))
+    tool = open_retriever(retriever, corpus, index)
     train = [question for source in data.train for question in load_source(source, kind)]
     heldout = [
         question
