@@ -10,10 +10,11 @@ from torch import nn
 
 from lldlib.config import DemonstrationConfig, RolloutConfig, WarmstartConfig
 from lldlib.rollout.loop import Rollout, TokenText
-from lldlib.train.lessons import FILLER, atlas_lesson, demonstration, filler
+from lldlib.train.lessons import FILLER, atlas_lesson, filler, lesson_episode
 from lldlib.train.supervised import Rate, Supervised, warm_start
 from lldlib.types import Episode
 from lldlib.world.answers import exact_match
+from lldlib.world.environment import RULES
 from lldlib.world.protocol import TINY, parse_action
 
 NOISY = DemonstrationConfig()
@@ -93,7 +94,7 @@ def test_filler_is_free_form_but_of_known_words():
 def demonstrations(policy, count: int) -> list[Episode]:
     rng, text = random.Random(0), TokenText(policy.tokenizer)
     return [
-        demonstration(q, atlas_lesson(world(), q, retriever(), rng, NOISY), text, TINY)
+        lesson_episode(q, atlas_lesson(world(), q, retriever(), rng, NOISY), text, TINY)
         for q in world_questions(count)
     ]
 
@@ -106,12 +107,13 @@ def test_a_demonstration_has_the_tokens_of_a_rollout():
     assert not any(policy.tokenizer.unk_token_id in tokens for tokens in rows)
     model = ScriptedModel(rows, len(policy.tokenizer), filler=20)
     rollout = Rollout(
-        policy.tokenizer, TINY, retriever(), RolloutConfig(max_tokens=160, max_searches=4)
+        policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=160, max_searches=4)
     )
     episodes = rollout.run(model, world_questions(20), temperature=1.0)
     for episode, expected in zip(episodes, shown, strict=True):
-        turns = [(turn.role, turn.tokens) for turn in expected.turns]
-        assert [(turn.role, turn.tokens) for turn in episode.turns][: len(turns)] == turns
+        turns = [(turn.role, turn.tokens, turn.spans) for turn in expected.turns]
+        found = [(turn.role, turn.tokens, turn.spans) for turn in episode.turns]
+        assert found[: len(turns)] == turns
         if expected.answer is not None:  # without an answer it babbles on
             assert len(episode.turns) == len(turns)
             assert (episode.answer, episode.stop) == (expected.answer, expected.stop)

@@ -13,43 +13,30 @@ from lldlib.config import DemonstrationConfig
 from lldlib.files import read_jsonl
 from lldlib.policy.load import EOS
 from lldlib.retrieval import Passage, Retriever, words
+from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
-from lldlib.types import Episode, Question, StopReason, Turn
+from lldlib.types import Episode, Question
 from lldlib.world.atlas import World, WorldQuestion
-from lldlib.world.protocol import Protocol, parse_action
+from lldlib.world.protocol import Protocol
 from lldlib.world.questions import to_questions
 
 Lesson = list[tuple[str, tuple[Passage, ...]]]  # the policy's texts, and what it reads after each
 
 
-def demonstration(
+def lesson_episode(
     question: Question,
     lesson: Lesson,
     text: TokenText,
     protocol: Protocol,
     passage_tokens: int = 0,
 ) -> Episode:
-    """The episode of a lesson, tokenised turn by turn as a rollout does it.
-
-    `passage_tokens`: tokens of each passage at most, 0 = all. The answer is that of the last text.
-    """
-    turns = [_turn("prompt", text.encode(protocol.prompt(question.text)))]
+    """The episode of a lesson; `passage_tokens`: tokens of each passage at most, 0 = all."""
+    pieces: list[tuple[str | list[int], bool]] = [(protocol.prompt(question.text), False)]
     for action, passages in lesson:
-        turns.append(_turn("action", text.encode(action)))
+        pieces.append((action, True))
         if passages:
-            read = protocol.observe(passages, text.encode, passage_tokens)
-            turns.append(_turn("environment", read))
-    last, searches = parse_action(lesson[-1][0]), sum(bool(read) for _, read in lesson)
-    answer, stop = (
-        (last.content, StopReason.ANSWER)
-        if last.kind == "answer"
-        else (None, StopReason.TURN_BUDGET)
-    )
-    return Episode(question, turns, stop, answer, searches, 0)
-
-
-def _turn(role: str, tokens: list[int]) -> Turn:
-    return Turn(role, tokens, [0.0] * len(tokens))
+            pieces.append((protocol.observe(passages, text.encode, passage_tokens), False))
+    return demonstration(text, question, pieces)
 
 
 # -- the atlas -------------------------------------------------------------------------------------

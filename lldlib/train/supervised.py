@@ -27,8 +27,7 @@ from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.types import Episode
 from lldlib.world.answers import normalise_answer
 from lldlib.world.atlas import World, vocabulary
-from lldlib.world.maths import MATHS
-from lldlib.world.protocol import TINY
+from lldlib.world.protocol import MATHS, TINY, search_protocol
 
 DRAWS = 50  # trajectories tried for one that fits in max_tokens
 PLAIN = DemonstrationConfig(
@@ -67,7 +66,7 @@ class Supervised:
     ):
         self.policy, self.rate, self.draw = policy, rate, draw
         self.grad_clip, self.rows, self.autocast = grad_clip, rows, autocast
-        self.text, self.step_index = TokenText(policy.tokenizer), 0
+        self.step_index = 0
         self.optimizer = make_optimizer(policy.model, rate.lr, weight_decay=weight_decay)
 
     def step(self) -> dict[str, float]:
@@ -97,7 +96,7 @@ class Supervised:
         device, rows = next(model.parameters()).device, self.rows or len(episodes)
         for start in range(0, len(episodes), rows):
             part = episodes[start : start + rows]
-            batch = collate(part, [0.0] * len(part), list(range(len(part))), self.text)
+            batch = collate(part)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
                 scores = score(model, batch.to(device), 1.0)
             term = -scores.logp.sum() / total
@@ -135,7 +134,7 @@ def make_tiny(world: World, config: WarmstartConfig) -> Policy:
         heads=config.heads,
         seed=config.seed,
     )
-    return Policy(model, tokenizer, TINY)
+    return Policy(model, tokenizer)
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
@@ -155,7 +154,7 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
         questions = permuted.sample_questions(rng, config.batch, "train")
         style = PLAIN if step < config.plain_steps else config.demonstrations
         return [
-            lessons.demonstration(
+            lessons.lesson_episode(
                 q, lessons.atlas_lesson(permuted, q, retriever, rng, style), text, TINY
             )
             for q in questions
@@ -181,13 +180,13 @@ def sums_policy(seed: int, config: lessons.SumsConfig) -> Policy:
     words = [*numbers, "+", "=", "?", ".", "wait", *lessons.LINKS, "\\boxed{", "}"]
     tokenizer = word_tokenizer([*words, *MATHS.instruction.split()])
     sizes = {"width": config.width, "layers": config.layers, "heads": config.heads}
-    policy = Policy(tiny_model(len(tokenizer), **sizes, seed=seed), tokenizer, MATHS)
+    policy = Policy(tiny_model(len(tokenizer), **sizes, seed=seed), tokenizer)
     text, rng = TokenText(tokenizer), random.Random(seed)
     questions = lessons.sum_questions(len(lessons.DIGITS) ** config.terms, seed, config)
 
     def draw(step: int) -> list[Episode]:
         return [
-            lessons.demonstration(q, lessons.sum_lesson(q, rng, config), text, MATHS)
+            lessons.lesson_episode(q, lessons.sum_lesson(q, rng, config), text, MATHS)
             for q in rng.choices(questions, k=config.batch)
         ]
 
@@ -208,7 +207,7 @@ class SftRun(Supervised):
     def __init__(self, config: SftConfig, out: Path, *, resume: bool = False):
         self.out = Path(out)
         if resume:
-            config = saved_config(Run(out).config)
+            config = sft_config_from(Run(out).config)
         self.config = config
         self.files = [lessons.load_gold_paths(file) for file in config.files]
         super().__init__(
@@ -219,6 +218,7 @@ class SftRun(Supervised):
             rows=config.rows,
             autocast=config.autocast,
         )
+        self.text = TokenText(self.policy.tokenizer)
         if resume:
             self._resume()
         else:
@@ -261,7 +261,7 @@ class SftRun(Supervised):
         weights = [len(file) ** 0.5 for file in self.files]  # a short one more often, not as often
         for _ in range(DRAWS):
             path = rng.choice(rng.choices(self.files, weights)[0])
-            episode = gold_episode(self.policy, self.text, path, rng, config)
+            episode = gold_episode(self.text, path, rng, config)
             if _length(episode) <= config.max_tokens and (
                 not config.search or reads_answer(episode, self.policy.tokenizer)
             ):
@@ -286,16 +286,15 @@ class SftRun(Supervised):
 
 
 def gold_episode(
-    policy: Policy, text: TokenText, path: lessons.GoldPath, rng: random.Random, config: SftConfig
+    text: TokenText, path: lessons.GoldPath, rng: random.Random, config: SftConfig
 ) -> Episode:
     """The trajectory of one question: a search for each hop, or the answer at once."""
     if config.search:
         lesson = lessons.gold_lesson(path, rng, config.top_k)
     else:
         lesson = lessons.answer_at_once(path)
-    return lessons.demonstration(
-        path.question, lesson, text, policy.protocol, config.passage_tokens
-    )
+    protocol = search_protocol(text.tokenizer)
+    return lessons.lesson_episode(path.question, lesson, text, protocol, config.passage_tokens)
 
 
 def reads_answer(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -310,7 +309,7 @@ def reads_answer(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> bool:
     return f" {answer} " in f" {normalise_answer(' '.join(read))} "
 
 
-def saved_config(raw: dict) -> SftConfig:
+def sft_config_from(raw: dict) -> SftConfig:
     """The SftConfig of a run folder's config.json; ValueError if it is of another kind."""
     names = {field.name for field in dataclasses.fields(SftConfig)}
     kept = {key: value for key, value in raw.items() if key != "versions"}

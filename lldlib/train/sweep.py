@@ -25,12 +25,12 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from lldlib.config import LossConfig, RolloutConfig, TrainConfig
+from lldlib.config import LossConfig, RolloutConfig, TrainConfig, train_config_from
 from lldlib.files import write_json
 from lldlib.recipes import collapse_config, method
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.summary import flat, summarise
-from lldlib.train.run import TrainingRun, saved_config, status
+from lldlib.train.run import TrainingRun, status
 
 SUMMARY = "sweep.json"
 # settings that begin so mean nothing to a method without the term
@@ -150,7 +150,8 @@ def is_finished(cell: Cell) -> bool:
     if not (cell.path / CONFIG).is_file():
         return False
     run = Run(cell.path)
-    saved, wanted = (flat(dataclasses.asdict(c)) for c in (saved_config(run.config), cell.config))
+    configs = (train_config_from(run.config), cell.config)
+    saved, wanted = (flat(dataclasses.asdict(config)) for config in configs)
     if saved != wanted:
         unlike = (name for name in wanted if saved[name] != wanted[name])
         other = ", ".join(f"{name} {saved[name]}, not {wanted[name]}" for name in unlike)
