@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run
 from lldlib.runs.report import summarise
 from lldlib.show import curves as figures
@@ -39,10 +39,10 @@ def demo(
     """Train both arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
     Writes summary.json (the rows) and figure.png there; returns the rows and what went wrong, by
-    folder. `overrides` are those of `presets.collapse_config`.
+    folder. `overrides` are those of `recipes.train_config`.
     """
     cells = [
-        Cell(out / f"{arm}-seed{seed}", collapse_config(arm, seed, **overrides))
+        Cell(out / f"{arm}-seed{seed}", train_config(arm, seed, recipe=WORLD, **overrides))
         for seed in dict.fromkeys(seeds)
         for arm in ARMS
     ]

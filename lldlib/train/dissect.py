@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from lldlib.config import LossConfig
-from lldlib.losses.advantages import group_advantages
+from lldlib.losses import group_advantages
 from lldlib.policy.score import score_sorted
 from lldlib.rollout.batch import collate
 from lldlib.show.values import TokenInfo, batch_tokens

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.phases import collapse_batch
 from lldlib.runs.report import summarise
@@ -29,12 +29,12 @@ def no_return(
     returns its rows and what went wrong, by folder. A row is a branch: `seed`, `branched_at`,
     `lived` (it never fell under the collapse line), `collapsed_at` and `end_reward`, the last two
     and `alarm_at` also of the run left alone, as `..._alone`. A seed that did not collapse, or has
-    no such checkpoint, has no row. `overrides` are those of `presets.collapse_config`.
+    no such checkpoint, has no row. `overrides` are those of `recipes.train_config`.
     """
     alone = {
         seed: Cell(
             out / f"seed={seed}" / "alone",
-            collapse_config("grpo", seed, **overrides | {"checkpoint_every": every}),
+            train_config("grpo", seed, recipe=WORLD, **overrides | {"checkpoint_every": every}),
         )
         for seed in dict.fromkeys(seeds)
     }
@@ -47,7 +47,7 @@ def no_return(
     }
     for (seed, step), cell in branches.items():
         if not (cell.path / CONFIG).is_file():
-            llds = collapse_config("llds", seed, **overrides)
+            llds = train_config("llds", seed, recipe=WORLD, **overrides)
             knobs = {"method": "llds", "loss": llds.loss}
             run = TrainingRun.branch(Run(alone[seed].path), step, cell.path, **knobs)
             run.writer.close()

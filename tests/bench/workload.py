@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lldlib.config import TrainConfig
 from lldlib.policy.load import Policy
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.retrieval import BM25Retriever
 from lldlib.train.setup import builtin_setting
 from lldlib.types import Episode, Question
@@ -25,9 +25,9 @@ class Workload:
 
     @classmethod
     def make(cls, policy: str, **overrides: object) -> "Workload":
-        """`overrides` are those of `collapse_config`; the learning rate is constant throughout."""
-        config = collapse_config(
-            "grpo", SEED, **overrides | {"policy": policy, "warmup_batches": 0}
+        """`overrides` are those of `train_config`; the learning rate is constant throughout."""
+        config = train_config(
+            "grpo", SEED, policy, recipe=WORLD, **overrides | {"warmup_batches": 0}
         )
         setting = builtin_setting(config)
         parts = setting.policy, setting.train_retriever, setting.train_questions
