@@ -53,5 +53,5 @@ def guesser(tmp_path_factory) -> str:
 
 @pytest.fixture
 def micro(guesser) -> dict[str, object]:
-    """Overrides of `collapse_config` that make a run of two batches in about a second."""
+    """Overrides of `train_config` that make a run of two batches in about a second."""
     return {"policy": guesser, "steps": 2, "problems": 4, "group_size": 2, "updates_per_batch": 2}

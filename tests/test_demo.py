@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.train.run import describe, status
 from lldlib.train.studies import demo, table
@@ -46,7 +46,7 @@ def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
 
 def test_runs_of_other_settings_are_left_alone(micro, tmp_path):
     for arm in ("grpo", "llds"):
-        config = collapse_config(arm, 0, **micro | {"steps": 7})
+        config = train_config(arm, 0, recipe=WORLD, **micro | {"steps": 7})
         RunWriter.create(tmp_path / f"{arm}-seed0", describe(config))
     rows, runs, failures = demo(tmp_path, [0], 1, **micro)
     assert rows == [] and runs == {}

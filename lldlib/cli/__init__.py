@@ -12,7 +12,7 @@ import tyro
 from lldlib.cli import lab, models, questions
 from lldlib.cli.options import Demo, Evaluate, Fit, Report, Serve, Sft, Sweep, Train, Warmstart
 from lldlib.config import SftConfig
-from lldlib.recipes import METHODS, collapse_config
+from lldlib.recipes import METHODS, train_config
 
 ABOUT = "A search agent whose training by GRPO collapses, and what saves it."
 HANDLERS: dict[type, Callable[[Any], int]] = {
@@ -45,13 +45,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _commands(arguments: Sequence[str]) -> Any:
-    """The union of the commands; the method named in `arguments` gives the defaults of train."""
+    """The union of the commands; method and policy in `arguments` give the defaults of train."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--method", default="grpo")
-    method = early.parse_known_args(arguments)[0].method
+    early.add_argument("--policy", default="tiny")
+    named = early.parse_known_args(arguments)[0]
     train = tyro.conf.subcommand(
         "train",
-        default=Train(config=collapse_config(method, seed=0)),
+        default=Train(config=train_config(named.method, seed=0, policy=named.policy)),
         description=f"{inspect.cleandoc(Train.__doc__)}\n\nMethods: {', '.join(METHODS)}.",
     )
     return (

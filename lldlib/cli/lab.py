@@ -7,7 +7,7 @@ from typing import Any
 # The handlers import the rest, which takes seconds, when they run.
 from lldlib.cli.options import Demo, Report, Sweep, Train, Warmstart
 from lldlib.config import HELDOUT_QUESTIONS, RolloutConfig
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 
 CONTROL_SEED = 1  # of the permuted facts
 
@@ -35,7 +35,7 @@ def train_command(command: Train) -> int:
 
     set_up()
     config = command.config
-    if command.resume and config != collapse_config(config.method, seed=0):
+    if command.resume and config != train_config(config.method, seed=0):
         raise ValueError("--resume goes on by the run's own settings: give it only --out")
     run = TrainingRun(config, command.out, resume=command.resume)
     total, done = run.trainer.config.steps, run.trainer.step_index
@@ -93,7 +93,7 @@ def warmstart_command(command: Warmstart) -> int:
     policy = warm_start(World.load(), command.config)
     save_policy(policy, command.out)
     print(f"policy: {command.out}")
-    print_heldout(policy, collapse_config("grpo", seed=0).rollout)
+    print_heldout(policy, train_config("grpo", seed=0).rollout)
     return 0
 
 

@@ -34,8 +34,9 @@ class Demo:
 class Train:
     """Train one searcher, from its warm start, into a run folder.
 
-    Every setting starts from the method's preset at the demo's setting. Interrupted, even by
-    kill -9, it goes on with --resume and gives the numbers of an unbroken run.
+    Every setting starts from the method's preset: at the demo's setting for the tiny searcher, at
+    that of the papers for any other policy. Interrupted, even by kill -9, it goes on with --resume
+    and gives the numbers of an unbroken run.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]

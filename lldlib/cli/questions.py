@@ -10,7 +10,7 @@ from typing import Any
 from lldlib.cli.lab import print_heldout, set_up
 from lldlib.cli.options import Evaluate, Serve
 from lldlib.config import RolloutConfig, train_config_from
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 
 
 def evaluate_command(command: Evaluate) -> int:
@@ -36,7 +36,7 @@ def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
 
     if command.run is None:
         policy = load_as(command.policy, command.load)
-        return policy, collapse_config("grpo", seed=0).rollout
+        return policy, train_config("grpo", seed=0).rollout
     run = Run(command.run)
     return policy_of(run, command.checkpoint), train_config_from(run.config).rollout
 

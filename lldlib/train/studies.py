@@ -14,10 +14,9 @@ from tqdm import tqdm
 
 from lldlib.config import LossConfig
 from lldlib.files import write_json
-from lldlib.losses import llds_gate, lp_reg_mask
-from lldlib.losses.advantages import group_advantages
+from lldlib.losses import group_advantages, llds_gate, lp_reg_mask
 from lldlib.policy.score import score_sorted
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.rollout.batch import collate
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.phases import collapse_batch, phases_of
@@ -47,10 +46,10 @@ def demo(
     """Train both arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
     Writes summary.json (the rows) there; returns the rows, the runs by arm and what went wrong, by
-    folder. `overrides` are those of `recipes.collapse_config`.
+    folder. `overrides` are those of `recipes.train_config`.
     """
     cells = [
-        Cell(out / f"{arm}-seed{seed}", collapse_config(arm, seed, **overrides))
+        Cell(out / f"{arm}-seed{seed}", train_config(arm, seed, recipe=WORLD, **overrides))
         for seed in dict.fromkeys(seeds)
         for arm in ARMS
     ]
@@ -109,12 +108,12 @@ def no_return(
     returns its rows and what went wrong, by folder. A row is a branch: `seed`, `branched_at`,
     `lived` (it never fell under the collapse line), `collapsed_at` and `end_reward`, the last two
     and `alarm_at` also of the run left alone, as `..._alone`. A seed that did not collapse, or has
-    no such checkpoint, has no row. `overrides` are those of `recipes.collapse_config`.
+    no such checkpoint, has no row. `overrides` are those of `recipes.train_config`.
     """
     alone = {
         seed: Cell(
             out / f"seed={seed}" / "alone",
-            collapse_config("grpo", seed, **overrides | {"checkpoint_every": every}),
+            train_config("grpo", seed, recipe=WORLD, **overrides | {"checkpoint_every": every}),
         )
         for seed in dict.fromkeys(seeds)
     }
@@ -127,7 +126,7 @@ def no_return(
     }
     for (seed, step), cell in branches.items():
         if not (cell.path / CONFIG).is_file():
-            llds = collapse_config("llds", seed, **overrides)
+            llds = train_config("llds", seed, recipe=WORLD, **overrides)
             knobs = {"method": "llds", "loss": llds.loss}
             run = TrainingRun.branch(Run(alone[seed].path), step, cell.path, **knobs)
             run.writer.close()

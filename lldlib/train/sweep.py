@@ -27,14 +27,15 @@ from tqdm import tqdm
 
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig, train_config_from
 from lldlib.files import write_json
-from lldlib.recipes import collapse_config, method
+from lldlib.losses.objective import REGULARIZERS
+from lldlib.recipes import METHODS, WORLD, method, train_config
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.summary import flat, summarise
 from lldlib.train.run import TrainingRun, status
 
 SUMMARY = "sweep.json"
-# settings that begin so mean nothing to a method without the term
-REGULARIZERS = ("llds", "lp_reg")
+# terms that are methods by themselves: their settings mean nothing to a method without the term
+OWN = tuple(term for term in REGULARIZERS if term.name in METHODS)
 _KINDS = {  # what a value may be, by type
     int: "a whole number",
     float: "a number",
@@ -300,7 +301,8 @@ def _value(name: str, text: str, kinds: Sequence[Any]) -> Any:
 def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
     """A cell per combination; combinations that come to the same run make one.
 
-    A setting of LLDS or Lp-Reg is left out for a method without that term, so that GRPO stays GRPO.
+    A setting whose name begins with that of a term, such as llds_gate, is left out for a method
+    without the term, so that GRPO stays GRPO; but a term that is no method can be added to any.
     Raises ValueError if the grid lacks method or seed, or no method has the term of a setting.
     """
     for name in ("method", "seed"):
@@ -312,7 +314,7 @@ def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
         kept = {k: v for k, v in chosen.items() if _applies(k, chosen["method"])}
         used |= kept.keys()
         path = out / cell_name(kept)
-        cells[path] = Cell(path, collapse_config(**kept))
+        cells[path] = Cell(path, train_config(**kept, recipe=WORLD))
     if idle := [name for name in names if name not in used]:
         raise ValueError(
             f"no method of the grid has {', '.join(idle)}: add one that has, or drop it"
@@ -338,5 +340,4 @@ def _ordered(names: Mapping[str, Any]) -> list[str]:
 def _applies(name: str, method_name: str) -> bool:
     """Whether the setting means anything to the method."""
     preset = method(method_name)
-    terms = [term for term in REGULARIZERS if name.startswith(f"{term}_")]
-    return all(getattr(preset, f"{term}_coef") for term in terms)
+    return all(term.weight(preset) for term in OWN if name.startswith(f"{term.name}_"))
