@@ -122,6 +122,8 @@ def train(
     that of the papers for any other policy. Interrupted, even by kill -9, it goes on with --resume
     and gives the numbers of an unbroken run.
 
+    Methods: ALL_METHODS.
+
     Args:
         out: the run folder: settings, metrics, rollouts, checkpoints
         resume: go on with the run in --out, by the settings saved there
@@ -146,7 +148,7 @@ def train(
     return 0
 
 
-train.__doc__ += f"\nMethods: {', '.join(METHODS)}.\n"
+train.__doc__ = train.__doc__.replace("ALL_METHODS", ", ".join(METHODS))
 
 
 def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:

@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from lldlib.config import DemonstrationConfig, LoadConfig, SftConfig, WarmstartConfig
 from lldlib.policy.load import Policy, load_as, save_policy, tiny_model, word_tokenizer
+from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
 from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.train import lessons
-from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.types import Episode
 from lldlib.world.answers import normalise_answer
 from lldlib.world.atlas import World, vocabulary

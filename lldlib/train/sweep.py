@@ -75,8 +75,7 @@ def train_cells(
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}: give at least 1")
     context = multiprocessing.get_context("spawn")
-    stop, waiting, failures = context.Event(), [], {}
-    running: dict[Connection, tuple[Cell, multiprocessing.process.BaseProcess]] = {}
+    stop, waiting, running, failures = context.Event(), [], {}, {}  # running: by the pipe's end
 
     def end(cell: Cell, error: str | None) -> None:
         failures.update({cell.path: error} if error else {})

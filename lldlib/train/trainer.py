@@ -17,12 +17,12 @@ from lldlib.config import TrainConfig
 from lldlib.losses import LossInputs, compute_loss, group_advantages, needs, nthr_weights
 from lldlib.losses.objective import policy_only
 from lldlib.policy.load import Policy, adapters_off, reference_model
+from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.pieces import backward_through, leaf_scores
 from lldlib.policy.score import ROWS, Scores, score, score_sorted
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
-from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.types import Batch, Episode
 from lldlib.world.environment import Environment
 
