@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 from lldlib.config import LossConfig
 from lldlib.recipes import WORLD, train_config
 from lldlib.runs.glossary import describe
-from lldlib.show.knobs import Knobs
+from lldlib.show.controls import Knobs
 from lldlib.train.run import TrainingRun
 from lldlib.train.sweep import grid_cells, parse_grid
 

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from lldlib.config import RolloutConfig
+from lldlib.evaluate import heldout
 from lldlib.evaluate.heldout import permuted_control, policy_of
-from lldlib.evaluate.score import Evaluation, heldout
+from lldlib.evaluate.score import Evaluation
 from lldlib.policy.load import load_policy
 from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run
