@@ -130,7 +130,7 @@ def _loss_parts() -> dict[str, ipywidgets.Widget]:
             tip = f"weight of the term {term.name}; 0 is off"
             parts[term.coef] = control(ipywidgets.FloatSlider, term.symbol, tip, **weight)
             chosen = {k: v for k, v in CHOICES.items() if k.startswith(f"{term.name}_")}
-            parts |= {name: _menu(*choice) for name, choice in chosen.items()}
+            parts |= {name: _menu(*given) for name, given in chosen.items()}
     return parts
 
 
