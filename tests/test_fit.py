@@ -44,7 +44,7 @@ def folder(tmp_path_factory) -> str:
     tokenizer = tiny_policy().tokenizer
     model = tiny_model(len(tokenizer), width=64, layers=4, heads=2, seed=0)
     path = tmp_path_factory.mktemp("wide")
-    save_policy(Policy(model.eval(), tokenizer, tiny_policy().protocol), path)
+    save_policy(Policy(model.eval(), tokenizer), path)
     return str(path)
 
 
