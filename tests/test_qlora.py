@@ -28,7 +28,6 @@ from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
 from lldlib.rollout.loop import Rollout
 from lldlib.train.trainer import Trainer
-from lldlib.world import protocol
 from lldlib.world.environment import RULES
 from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION, search_protocol
 
@@ -221,7 +220,8 @@ def test_checkpointing_changes_no_gradient(folder, quantize):
 def test_a_qlora_training_step_and_its_checkpoint(folder, monkeypatch):
     """KL to the reference from two updates on; only adapters move; a resumed run is the same."""
     rewards = itertools.cycle([0.0, 1.0])  # a random model earns nothing
-    monkeypatch.setattr(protocol, "exact_match", lambda *_: next(rewards))
+    paid = dataclasses.replace(RULES["qa"], reward=lambda *_: next(rewards))
+    monkeypatch.setitem(RULES, "qa", paid)
     config = dataclasses.replace(MICRO, loss=LossConfig(kl_coef=0.1, llds_coef=0.5))
 
     def trainer():
