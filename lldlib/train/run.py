@@ -203,7 +203,7 @@ def describe(config: TrainConfig) -> dict:
     }
 
 
-def status(row: Mapping[str, float | None], phase: Phase) -> str:
+def status(row: Mapping[str, float | int | None], phase: Phase) -> str:
     """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
     parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if row.get(key) is not None]
     return "  ".join([*parts, phase])
