@@ -119,8 +119,9 @@ def clip_cov_mask(
 ) -> Bool[Tensor, "B T"]:
     """(B, T) tokens whose policy gradient Clip-Cov drops: random ones with low < covariance < high.
 
-    At most `share` of the batch's action tokens, rounded down, and at least one if any qualifies.
-    (The official code does not draw tokens that the ratio clip has silenced already.)
+    At most `share` of the batch's action tokens, rounded down, and at least one if any qualifies,
+    as in the official code: of a small batch that one is far more than the share (of 100 tokens
+    1 %). (The official code does not draw tokens that the ratio clip has silenced already.)
     Source: Clip-Cov, 2505.22617 (share 2e-4, bounds 1 and 5).
     """
     covariance = token_covariance(logp, advantages, action_mask)

@@ -27,7 +27,7 @@ from lldlib.types import Batch, Episode
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
-QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
+QUESTIONS, SAMPLING, ORDER, DROPPED = range(4)  # purposes of random draws
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,12 @@ class Trainer:
         rows = len(prepared.advantages)
         count = min(self.config.updates_per_batch, rows)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed(ORDER)))
+        draws = torch.Generator().manual_seed(self._seed(DROPPED))
         norms, stats, share = [], [], {}
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
-            inputs = self._inputs(prepared, chosen, number)
+            inputs = self._inputs(prepared, chosen, number, draws)
             whole = self._is_whole(chosen)
             if whole and number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
                 share = {"grad/negative_share": self._negative_share(inputs)}
@@ -154,7 +155,9 @@ class Trainer:
         }
         return mean | share | norm
 
-    def _inputs(self, prepared: Prepared, rows: Int[Tensor, " n"], number: int) -> LossInputs:
+    def _inputs(
+        self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
+    ) -> LossInputs:
         part = prepared.batch.rows(rows)
         width = part.tokens.shape[1]
 
@@ -180,7 +183,7 @@ class Trainer:
             proxy_logp=cut(prepared.old.proxy_logp),
             negative_token_weights=cut(prepared.negative_token_weights),
             mean_valid_searches=prepared.mean_valid_searches,
-            generator=torch.Generator().manual_seed(self._seed(ORDER) + number),
+            generator=draws,
         )
 
     def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
