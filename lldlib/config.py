@@ -39,6 +39,9 @@ class LossConfig:
     clip_low: float = 0.2  # lower clip range of the ratio
     clip_high: float = 0.2  # upper clip range; larger than clip_low: Clip-Higher
     ratio_cap: float | None = None  # hard cap of the ratio (Lp-Reg's U)
+    ratio_limit: float | None = (
+        None  # largest ratio, before the clip (code of Search-R1, LLDS: 100; None: e^20)
+    )
     negative_weight: float = 1.0  # factor on negative advantages (a causal control)
     top_entropy: float = (
         1.0  # share of tokens, highest entropy first, that get gradient (80/20: 0.2)

@@ -79,6 +79,7 @@ WEIGHTS_OFF = {
     "negative_weight": 1.0,
 }
 POLICY = {"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": None, "kl_coef": 0.001}
+POLICY |= {"ratio_limit": None}
 TOKEN_LEVEL = {"ratio_level": "token", "aggregation": "token-mean"}
 
 
@@ -89,6 +90,23 @@ def test_a_term_at_weight_zero_changes_no_bit(name):
     loss, gradient, stats = step(without, random_inputs())
     assert loss.equal(reference[0]) and gradient.equal(reference[1])
     assert stats.keys() == reference[2].keys()
+
+
+def test_the_variants_do_what_the_official_codes_do():
+    """Search-R1's and LLDS's have an entropy bonus and limit the ratio, Lp-Reg's neither."""
+    extra = {
+        name: vars(METHODS[f"{name}_code"]).items() - vars(METHODS[name]).items()
+        for name in ("grpo", "llds", "lp_reg")
+    }
+    code = {("entropy_coef", 0.001), ("ratio_limit", 100.0)}
+    assert extra["grpo"] == code
+    assert extra["llds"] == code | {("llds_normalizer", "all")}
+    assert extra["lp_reg"] == {
+        ("lp_reg_selection", "code"),
+        ("clip_low", 1.0),
+        ("clip_high", 9.0),
+        ("ratio_cap", None),
+    }
 
 
 def test_unknown_method_names_the_known_ones():
