@@ -67,7 +67,7 @@ class LossConfig:
     llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
     lp_reg_coef: float = 0.0  # beta of Lp-Reg
     lp_reg_selection: Literal["paper", "code"] = (
-        "paper"  # tokens that the low quantile is taken over
+        "paper"  # the quantile's tokens: a rollout batch's, or (code) a minibatch's with A < 0
     )
     lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens

@@ -252,6 +252,19 @@ def test_no_method_is_another_by_mistake():
     assert len(set(METHODS.values())) == len(METHODS)
 
 
+def test_lp_regs_delta_is_taken_once_over_the_rollout_batch(monkeypatch):
+    loss = replace(METHODS["lp_reg"], lp_reg_quantile=0.3)
+    run = micro_trainer(replace(MICRO, loss=loss, lr=1e-2))
+    run.step_index = 1
+    _, batch = run._collect()
+    seen = spied(monkeypatch)
+    run.step()
+    assert len(seen) == 3 and len({float(x.low_logp) for x in seen}) == 1
+    sampled = batch.sampler_logp[batch.action_mask]
+    below = (sampled < seen[0].low_logp - 1e-4).float().mean().item()
+    assert below == pytest.approx(0.3, abs=2 / len(sampled))
+
+
 # -- measurements and state ----------------------------------------------------------------------
 
 
