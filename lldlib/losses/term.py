@@ -55,6 +55,7 @@ class LossInputs:
     mean_valid_searches: float | None = None  # a rollout, over the rollout batch (LLDS-MA)
     generator: torch.Generator | None = None  # of Clip-Cov's draw
     low_logp: Float[Tensor, ""] | None = None  # losses.low_log_prob of the whole rollout batch
+    proxy_kl: Float[Tensor, "B T"] | None = None  # losses.forward_kl to that proxy, with gradient
 
 
 @dataclass(frozen=True)
