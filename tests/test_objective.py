@@ -1,5 +1,6 @@
 """The objective: presets, weights of 0, what each knob touches, and the statistics by hand."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor, tensor
 
 from lldlib.config import LossConfig
 from lldlib.losses import LossInputs, compute_loss, needs
+from lldlib.losses.objective import derived
 from lldlib.recipes import METHODS, method
 
 BARE = LossConfig(kl_coef=0.0)
@@ -298,6 +300,15 @@ def test_the_exact_kl_takes_the_place_of_the_sampled_one():
     assert stats["lp_reg/value"] == 3.0  # one token of four
     (gradient,) = torch.autograd.grad(loss, exact)
     assert gradient.equal(tensor([[0.0, 0.0, 0.0], [0.25, 0.0, 0.0]]))
+
+
+def test_lp_regs_saturation_is_its_value_per_protected_token():
+    means = {"lp_reg/value": 0.04, "lp_reg/protected_share": 0.005}
+    told = derived(METHODS["lp_reg"], means)
+    assert told == {"lp_reg/saturation": pytest.approx(8.0)}
+    none = derived(METHODS["lp_reg"], dict.fromkeys(means, 0.0))
+    assert math.isnan(none["lp_reg/saturation"])
+    assert derived(METHODS["llds"], {}) == {}
 
 
 def test_kl_entropy_and_kl_cov_are_added_with_their_weights():

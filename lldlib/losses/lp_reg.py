@@ -1,6 +1,7 @@
 """Lp-Reg: keep rare but sensible tokens alive with a filtered proxy policy (arXiv 2510.03222)."""
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -220,6 +221,11 @@ def _needs(config: LossConfig) -> set[str]:
     return {name for name, is_wanted in wanted.items() if is_wanted}
 
 
+def _derived(means: Mapping[str, float]) -> dict[str, float]:
+    value, share = means["lp_reg/value"], means["lp_reg/protected_share"]
+    return {"lp_reg/saturation": value / share if share else math.nan}
+
+
 LP_REG = Term(
     "lp_reg",
     "lp_reg_coef",
@@ -235,6 +241,14 @@ LP_REG = Term(
             SHARE,
             "at most the quantile rho",
         ),
+        "lp_reg/saturation": Metric(
+            "Lp-Reg per protected token",
+            "lp_reg/value over lp_reg/protected_share",
+            NATS,
+            "under 1; over 5 most protected tokens are past the one-sample estimate's limit of 10, "
+            "where they have no gradient",
+        ),
     },
+    derived=_derived,
     symbol="Lp-Reg β",
 )

@@ -22,7 +22,7 @@ from lldlib.losses import (
     needs,
     nthr_weights,
 )
-from lldlib.losses.objective import policy_only
+from lldlib.losses.objective import derived, policy_only
 from lldlib.policy.head import Proxy
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
@@ -167,6 +167,7 @@ class Trainer:
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
         mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
+        mean |= derived(self.config.loss, mean)
         norm = {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
