@@ -54,6 +54,7 @@ class LossInputs:
     negative_token_weights: Float[Tensor, "B T"] | None = None  # losses.nthr_weights
     mean_valid_searches: float | None = None  # a rollout, over the rollout batch (LLDS-MA)
     generator: torch.Generator | None = None  # of Clip-Cov's draw
+    low_logp: Float[Tensor, ""] | None = None  # losses.low_log_prob of the whole rollout batch
 
 
 @dataclass(frozen=True)
