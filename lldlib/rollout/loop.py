@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from lldlib.config import RolloutConfig
+from lldlib.policy.head import next_token
 from lldlib.policy.load import unpacked
-from lldlib.policy.score import next_token
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.decode import LockstepDecoder, RaggedDecoder, make_decoder
 from lldlib.types import Episode, Question, StopReason, Turn

@@ -18,8 +18,14 @@ from lldlib.losses import nthr_weights
 from lldlib.losses.advantages import group_advantages
 from lldlib.losses.objective import LossInputs, compute_loss, needs
 from lldlib.policy.load import Policy, adapters_off, reference_model
-from lldlib.policy.pieces import backward_through, leaf_scores
-from lldlib.policy.score import ROWS, Scores, score, score_sorted
+from lldlib.policy.score import (
+    ROWS,
+    Scores,
+    backward_through,
+    leaf_scores,
+    score,
+    score_sorted,
+)
 from lldlib.retrieval import Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
