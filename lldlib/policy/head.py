@@ -71,18 +71,19 @@ def next_token(
     The token is the first whose cumulated probability exceeds u, u float32 in [0, 1).
     `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
     """
-    logits = head(hidden).float()
+    logits = head(hidden)
+    logits = logits.to(_working(logits))
     if temperature == 0:
-        log_probs = torch.log_softmax(logits, dim=-1)
-        drawn = log_probs.argmax(-1, keepdim=True)
+        probs = logits.softmax(-1)
+        drawn = probs.argmax(-1, keepdim=True)
     else:
-        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        probs = (logits / temperature).softmax(-1)
         # In float64, u < 1 of float32 times the total is less than the total to the bit, and so a
         # token is always found, and never one of probability 0.
-        cumulated = log_probs.exp().cumsum(-1, dtype=torch.float64)
+        cumulated = probs.cumsum(-1, dtype=torch.float64)
         sought = uniform.double()[:, None] * cumulated[:, -1:]
         drawn = torch.searchsorted(cumulated, sought, right=True)
-    return drawn[:, 0], log_probs.gather(-1, drawn)[:, 0]
+    return drawn[:, 0], probs.gather(-1, drawn)[:, 0].log()
 
 
 def prediction_errors(
