@@ -140,7 +140,9 @@ class TrainConfig:
         if self.updates_per_batch < 1:
             raise ValueError(f"updates_per_batch is {self.updates_per_batch}: use 1 or more")
         if rollout.at_once < 0:
-            raise ValueError(f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all at once")
+            raise ValueError(
+                f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all at once"
+            )
         if self.micro_rows < 0:
             raise ValueError(
                 f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"
