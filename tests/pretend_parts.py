@@ -165,7 +165,7 @@ def exam(guesser, folder):
     questions = helpers.world_questions(6)
     settings = ExamConfig(rows=4, max_tokens=40)
     taken = Exam(policy, helpers.retriever(), settings, folder, {})
-    taken.take(Task("t", "T", "qa", "t", None), questions)
+    taken.ask(Task("t", "T", "qa", "t", None), questions, False)
 
 
 @part

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaModel, Qwen2Model
 
+from lldlib.policy.head import CHUNK_ELEMENTS
 from lldlib.rollout.cache import RaggedCache, new_cache
 
 NEVER = float("-inf")
 PLAIN = (Qwen2Model, LlamaModel)  # rotated grouped heads, RMS norms, one MLP a layer
 JOINED = 2**20  # weights of q, k and v up to this size are copied side by side: fewer calls
-PIECE = 2**25  # attention scores held at a time while long texts are fed: 128 MiB in float32
+PIECE = CHUNK_ELEMENTS  # attention scores held at a time while long texts are fed
 
 
 class LockstepDecoder:
