@@ -12,7 +12,9 @@ import pytest
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach the network
-torch.set_num_threads(1)  # two cores are often shared with another process
+# the suite runs in several processes, and some tests start more
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 # a shell starts what it puts in the background deaf to Ctrl-C, and children would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import tensor
 
 from lldlib.losses.advantages import group_advantages, mixed_group_share
@@ -64,3 +65,9 @@ def test_groups_are_centred_and_rows_may_be_in_any_order(groups, random):
     random.shuffle(order)
     shuffled = group_advantages(rewards[order], group[order], scale=False)
     torch.testing.assert_close(shuffled, advantages[order])
+
+
+def test_shapes_are_checked_while_tests_run():
+    """In every process of the suite: a hook that came too late would let this pass."""
+    with pytest.raises(TypeCheckError):
+        group_advantages(REWARDS[None], GROUP, scale=False)

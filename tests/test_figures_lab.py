@@ -10,18 +10,10 @@ from test_figures import assert_readable, make_run, texts
 
 from lldlib.recipes import collapse_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.curves import COLOURS, label_ends
-from lldlib.show.explorer_figures import (
-    NO,
-    NONE,
-    YES,
-    gate_figure,
-    paint,
-    proxy_figure,
-    token_figure,
-)
-from lldlib.show.lab_figure import knob_changes, lab_figure, no_return_figure
-from lldlib.show.values import TokenInfo, gate_values, proxy_values
+from lldlib.show.compare import no_return_figure
+from lldlib.show.explorers import gate_figure, gate_values, proxy_figure, proxy_values
+from lldlib.show.lab import knob_changes, lab_figure
+from lldlib.show.style import COLOURS, label_ends
 from lldlib.train.run import describe
 
 
@@ -112,25 +104,6 @@ def test_no_return():
     assert sorted(m[1:] for m in drawn if m[0] == "|") == [(33, 1), (60, 0), (60, 1)]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["seed 0", "seed 2"]
     assert_readable(ax.figure)
-
-
-def test_paint():
-    token = TokenInfo("a", "action", logp=-9.0, change=0.0, gate_open=True)
-    assert paint(token, "logp") == ("#00224e", "#FFFFFF")  # clipped to the dark end of cividis
-    assert paint(token, "gate")[0] == YES
-    assert paint(TokenInfo("a", "action", gate_open=False), "gate")[0] == NO
-    assert paint(token, "protection")[0] == NONE
-    falls, rises = (paint(TokenInfo("a", "action", change=c), "change")[0] for c in (-9.0, 9.0))
-    assert falls != rises and paint(token, "change")[1] == "#000000"
-
-
-def test_tokens_wrap():
-    row = [TokenInfo("word", "action", logp=-1.0)] * 60 + [TokenInfo("said", "environment")]
-    ax = token_figure([row, row], "logp").axes[0]
-    places = [text.get_position() for text in ax.texts]
-    assert len(set(places)) == len(places) == 122
-    assert max(x + 4 for x, _ in places) <= 110
-    assert places[61][0] == 0 and places[61][1] > places[60][1]  # a row begins on its own line
 
 
 def test_gates_are_shaded():

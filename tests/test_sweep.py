@@ -15,7 +15,7 @@ def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[in
     train_cell(
         cell,
         keep_checkpoints=keep_checkpoints,
-        report=done.append,
+        report=lambda batches, *_: done.append(batches),
         should_stop=lambda: next(asked, None) is None,
     )
     return done

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lldlib.recipes import WEIGHTS, collapse_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.widgets import LiveLab
+from lldlib.show.lab import LiveLab
 from lldlib.train.run import TrainingRun, describe
 
 WAIT = 600  # seconds after which a test that hangs gives up

@@ -14,12 +14,15 @@ CONTROL_SEED = 1  # of the permuted facts
 
 def demo_command(command: Demo) -> int:
     """Train both arms, print the table and where the figure lies; 1 if a run failed."""
+    from lldlib.show.curves import collapse_figure
+    from lldlib.show.style import save
     from lldlib.train.demo import demo, table
 
     overrides = {"steps": command.steps, "policy": command.policy}
-    rows, failures = demo(command.out, command.seeds, command.jobs, **overrides)
+    rows, runs, failures = demo(command.out, command.seeds, command.jobs, **overrides)
     if rows:
-        print(f"\n{table(rows)}\n\nfigure:  {command.out / 'figure.png'}")
+        figure = save(collapse_figure(runs), command.out / "figure.png")
+        print(f"\n{table(rows)}\n\nfigure:  {figure}")
         print(f"summary: {command.out / 'summary.json'}")
     return complain(failures)
 
@@ -28,7 +31,6 @@ def train_command(command: Train) -> int:
     """Train or resume one run with a progress line."""
     from tqdm import tqdm
 
-    from lldlib.runs.folder import Run
     from lldlib.train.demo import status
     from lldlib.train.run import TrainingRun
 
@@ -41,7 +43,7 @@ def train_command(command: Train) -> int:
     with tqdm(total=total, initial=done, desc=command.out.name, unit="batch") as bar:
 
         def on_step(index: int, metrics: dict[str, float]) -> None:
-            bar.set_postfix_str(status(Run(command.out)), refresh=False)
+            bar.set_postfix_str(status(metrics, run.monitor.phase), refresh=False)
             bar.update()
 
         run.run(on_step)
@@ -66,7 +68,7 @@ def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
 
 
 def report_command(command: Report) -> int:
-    from lldlib.runs.report import write_report
+    from lldlib.show.compare import write_report
 
     files = write_report(command.runs, command.out)
     print(files[0].read_text(encoding="utf-8"))

@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from lldlib.recipes import collapse_config
 from lldlib.runs.folder import Run
-from lldlib.runs.report import summarise
-from lldlib.show import curves as figures
+from lldlib.runs.phases import Phase, phases_of
+from lldlib.runs.summary import summarise
 from lldlib.train.workers import Cell, train_cells
 
 ARMS = ("grpo", "llds")
@@ -35,10 +35,10 @@ Row = Mapping[str, Any]
 
 def demo(
     out: Path, seeds: Sequence[int], jobs: int, **overrides: object
-) -> tuple[list[Row], dict[Path, str]]:
+) -> tuple[list[Row], dict[str, list[Run]], dict[Path, str]]:
     """Train both arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
-    Writes summary.json (the rows) and figure.png there; returns the rows and what went wrong, by
+    Writes summary.json (the rows) there; returns the rows, the runs by arm and what went wrong, by
     folder. `overrides` are those of `presets.collapse_config`.
     """
     cells = [
@@ -51,19 +51,14 @@ def demo(
     rows = [{key: row[key] for key in COLUMNS} for row in map(summarise, runs)]
     if runs:
         (out / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-        by_arm = {arm: [run for run in runs if run.config["method"] == arm] for arm in ARMS}
-        present = {arm: found for arm, found in by_arm.items() if found}
-        figures.save(figures.collapse_figure(present), out / "figure.png")
-    return rows, failures
+    by_arm = {arm: [run for run in runs if run.config["method"] == arm] for arm in ARMS}
+    return rows, {arm: found for arm, found in by_arm.items() if found}, failures
 
 
-def status(run: Run) -> str:
-    """Where a run stands: its last reward, entropy and probe likelihood, and its phase."""
-    parts = []
-    for key, name in STATUS.items():
-        values = run.series(key)[1]
-        parts += [f"{name} {values[-1]:.2f}"] if values else []
-    return "  ".join([*parts, *figures.phases_of(run)[-1:]])
+def status(row: Row, phase: Phase) -> str:
+    """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
+    parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if key in row]
+    return "  ".join([*parts, phase])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -83,14 +78,15 @@ def _train(cells: Sequence[Cell], jobs: int) -> dict[Path, str]:
         for place, cell in enumerate(cells)
     }
 
-    def on_batch(cell: Cell, done: int) -> None:
+    def on_batch(cell: Cell, done: int, row: Row, phase: Phase) -> None:
         bar = bars[cell.path]
-        bar.set_postfix_str(status(Run(cell.path)), refresh=False)
+        bar.set_postfix_str(status(row, phase), refresh=False)
         bar.update(done - bar.n)
 
     def on_end(cell: Cell, error: str | None) -> None:
-        if error is None:
-            on_batch(cell, cell.config.steps)
+        if error is None:  # perhaps a run that was whole before
+            run = Run(cell.path)
+            on_batch(cell, cell.config.steps, run.metrics[-1], phases_of(run)[-1])
         else:
             bars[cell.path].set_postfix_str("failed")
 

@@ -1,16 +1,20 @@
 """One rollout batch taken apart: what its updates did to each token."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from lldlib.config import LossConfig
+from lldlib.losses import llds_gate, lp_reg_mask
 from lldlib.losses.advantages import group_advantages
 from lldlib.policy.score import score_sorted
 from lldlib.rollout.batch import collate
-from lldlib.show.values import TokenInfo, batch_tokens
 from lldlib.train.trainer import Trainer
+from lldlib.types import Batch, TokenInfo
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,47 @@ def dissect(trainer: Trainer, loss: LossConfig) -> list[Dissected]:
         Dissected(e.question.text, e.reward, float(a), tokens)
         for e, a, tokens in zip(episodes, advantages, rows, strict=True)
     ]
+
+
+def batch_tokens(
+    texts: Sequence[Sequence[str]],
+    roles: Sequence[Sequence[str]],
+    batch: Batch,
+    old_logp: Float[Tensor, "B T"],
+    new_logp: Float[Tensor, "B T"],
+    proxy_logp: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    config: LossConfig,
+) -> list[list[TokenInfo]]:
+    """Every row token by token: its change over the updates, LLDS's gate, Lp-Reg's protection.
+
+    `texts` and `roles` are row by row and as long as the row. Gate and protection follow `config`,
+    whatever its weights; a gate is known on rows with advantage >= 0 and a protection on the rest,
+    since each term acts there alone. `old_logp` is of the sampling policy, as is `proxy_logp`.
+    """
+    mask = batch.action_mask
+    gate_open = llds_gate(
+        new_logp, old_logp, advantages, mask, config.llds_gate, config.llds_preserve
+    )
+    protected = lp_reg_mask(
+        old_logp,
+        proxy_logp,
+        advantages,
+        mask,
+        quantile=config.lp_reg_quantile,
+        selection=config.lp_reg_selection,
+    )
+    rows = []
+    for b, (words, authors) in enumerate(zip(texts, roles, strict=True)):
+        good = bool(advantages[b] >= 0)
+        rows.append([TokenInfo(word, role) for word, role in zip(words, authors, strict=True)])
+        for t in mask[b].nonzero()[:, 0].tolist():
+            rows[b][t] = TokenInfo(
+                text=words[t],
+                role="action",
+                logp=float(old_logp[b, t]),
+                change=float(new_logp[b, t] - old_logp[b, t]),
+                gate_open=bool(gate_open[b, t]) if good else None,
+                protected=None if good else bool(protected[b, t]),
+            )
+    return rows

@@ -9,7 +9,7 @@ from typing import Any
 from lldlib.recipes import collapse_config
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.phases import collapse_batch
-from lldlib.runs.report import summarise
+from lldlib.runs.summary import summarise
 from lldlib.train.run import TrainingRun
 from lldlib.train.workers import Cell, train_with_bar
 

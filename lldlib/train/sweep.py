@@ -14,7 +14,7 @@ from typing import Any
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig
 from lldlib.recipes import collapse_config, method
 from lldlib.runs.folder import CONFIG, Run
-from lldlib.runs.report import summarise
+from lldlib.runs.summary import summarise
 from lldlib.train.workers import Cell, train_with_bar
 
 SUMMARY = "sweep.json"
@@ -35,7 +35,7 @@ def sweep(grid: Grid, out: Path, jobs: int) -> dict[Path, str]:
     """Train every cell of the grid in its own folder of `out`; returns what went wrong, by folder.
 
     `out`/sweep.json has a row for every whole run in `out`, also those of earlier grids: `cell`,
-    the folder's name, and `report.summarise`. It is written anew after each run.
+    the folder's name, and `summary.summarise`. It is written anew after each run.
     """
     rows = {path: _row(path) for path in sorted(out.glob("*")) if _is_whole(path)}
 

@@ -24,9 +24,12 @@ from tqdm import tqdm
 
 from lldlib.config import TrainConfig, train_config_from
 from lldlib.runs.folder import CONFIG, Run
+from lldlib.runs.phases import Phase
 from lldlib.train.run import TrainingRun
 
 logger = logging.getLogger(__name__)
+
+Row = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,14 @@ def train_cells(
     jobs: int,
     *,
     keep_checkpoints: bool,
-    on_batch: Callable[[Cell, int], None],
+    on_batch: Callable[[Cell, int, Row, Phase], None],
     on_end: Callable[[Cell, str | None], None],
 ) -> dict[Path, str]:
     """Train all cells, `jobs` at a time; returns what went wrong, by folder.
 
-    One failure stops no other run. `on_batch` gets the number of batches done, `on_end` the error
-    or None. On KeyboardInterrupt every run finishes its batch and writes a checkpoint; then it is
-    raised again.
+    One failure stops no other run. `on_batch` gets the number of batches done, the last one's
+    metrics and its phase, `on_end` the error or None. On KeyboardInterrupt every run finishes its
+    batch and writes a checkpoint; then it is raised again.
     """
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}: give at least 1")
@@ -78,8 +81,8 @@ def train_cells(
             for pipe in wait(list(running)):
                 cell, process = running[pipe]
                 message = _receive(pipe, process)
-                if isinstance(message, int):
-                    on_batch(cell, message)
+                if isinstance(message, tuple):
+                    on_batch(cell, *message)
                 else:
                     del running[pipe]
                     end(cell, message or None)
@@ -103,7 +106,7 @@ def train_with_bar(
     done: dict[Path, int] = {}
     with tqdm(total=sum(cell.config.steps for cell in cells), unit="batch") as bar:
 
-        def on_batch(cell: Cell, batches: int) -> None:
+        def on_batch(cell: Cell, batches: int, *_: object) -> None:
             done[cell.path] = batches
             bar.update(sum(done.values()) - bar.n)
 
@@ -135,20 +138,20 @@ def train_cell(
     cell: Cell,
     *,
     keep_checkpoints: bool,
-    report: Callable[[int], None],
+    report: Callable[[int, Row, Phase], None],
     should_stop: Callable[[], bool],
 ) -> None:
     """Start or resume one run and go to its end, or to `should_stop`, where it writes a checkpoint.
 
-    `report` gets the number of batches done after each. Without `keep_checkpoints` only the latest
-    is kept, and none once the run is whole.
+    `report` gets the number of batches done after each, its metrics and phase. Without
+    `keep_checkpoints` only the latest is kept, and none once the run is whole.
     """
     run = _open(cell)
     while run.trainer.step_index < cell.config.steps and not should_stop():
-        run.step()
+        row = run.step()
         if not keep_checkpoints:
             _prune(cell.path, keep=1)
-        report(run.trainer.step_index)
+        report(run.trainer.step_index, row, run.monitor.phase)
     whole = run.trainer.step_index == cell.config.steps
     if not whole:
         run.checkpoint()
@@ -187,8 +190,8 @@ def _start(cell: Cell, keep_checkpoints: bool, stop: Event) -> tuple[Connection,
     return reader, process
 
 
-def _receive(pipe: Connection, process: BaseProcess) -> int | str:
-    """The number of batches done, or the last word of a process: its error, "" for none."""
+def _receive(pipe: Connection, process: BaseProcess) -> tuple[int, Row, Phase] | str:
+    """How a batch went, or the last word of a process: its error, "" for none."""
     try:
         return pipe.recv()
     except EOFError:
@@ -217,10 +220,12 @@ def _work(cell: Cell, keep_checkpoints: bool, pipe: Connection, stop: Event) -> 
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     error = ""
+
+    def report(*news: Any) -> None:
+        pipe.send(news)
+
     try:
-        train_cell(
-            cell, keep_checkpoints=keep_checkpoints, report=pipe.send, should_stop=stop.is_set
-        )
+        train_cell(cell, keep_checkpoints=keep_checkpoints, report=report, should_stop=stop.is_set)
     except BrokenPipeError:  # the parent is gone; the run can be resumed
         return
     except Exception as problem:

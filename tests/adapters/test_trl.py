@@ -22,7 +22,7 @@ from lldlib.losses.objective import LossInputs, compute_loss, needs
 from lldlib.policy.score import score
 from lldlib.rollout.batch import collate
 from lldlib.runs.folder import Run
-from lldlib.runs.report import write_report
+from lldlib.show.compare import write_report
 from lldlib.train.warmstart import save_policy
 
 LLDS = {"llds_coef": 0.7}
