@@ -89,13 +89,13 @@ class DataConfig:
     """Questions and passages of a run: from files, or without `train` those of a built-in world."""
 
     train: tuple[str, ...] = ()  # JSONL files of questions, or hub:NAME such as hub:dapo
-    world: str = "atlas"  # without `train`: a name of world.environment.ENVIRONMENTS
     kind: Kind = "qa"  # qa: search, exact match; maths: no search, boxed answers by math-verify
     heldout: tuple[str, ...] = ()  # the same, for the held-out exact match
     heldout_limit: int = 120  # questions of each held-out file
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
     corpus: str | None = None  # passages for bm25, as JSONL
     index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
+    world: str = "atlas"  # without `train`: a name of world.environment.ENVIRONMENTS
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ def answering(monkeypatch):
         def ask(policy, rollout, questions, *, temperature):
             assert temperature == 0.0
             episodes = [
-                Episode(q, [], StopReason.ANSWER, answer(q), 1, 0, answer(q) in q.answers, group)
+                Episode(
+                    q, [], StopReason.ANSWER, answer(q), 1, 0, float(answer(q) in q.answers), group
+                )
                 for group, q in enumerate(questions)
             ]
             return Evaluation(sum(e.reward for e in episodes) / len(episodes), {}, episodes)

@@ -42,7 +42,8 @@ def ask(
     episodes, generator = [], torch.Generator().manual_seed(0)
     for start in range(0, len(questions), rows):
         part = questions[start : start + rows]
-        episodes += rollout.run(policy.model, part, temperature=temperature, generator=generator)
+        found = rollout.run(policy.model, part, temperature=temperature, generator=generator)
+        episodes += [replace(episode, group=start + episode.group) for episode in found]
     scores = {
         name: sum(score(e.answer, e.question.answers) for e in episodes) / len(episodes)
         for name, score in rollout.rules.scores.items()

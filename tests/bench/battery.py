@@ -1,6 +1,6 @@
 """Everything there is to measure on a GPU, in one command and within a time.
 
-    python -m tests.bench.battery run [--out data/results/gpu] [--seconds 540] [--small]
+    python -m tests.bench.battery run [--out data/results/gpu] [--seconds 540] [--small] [--parts ...]
     python -m tests.bench.battery check data/results/gpu/battery.json
     python -m tests.bench.battery show data/results/gpu/battery.json
 
@@ -14,12 +14,15 @@ import argparse
 import datetime
 import importlib.util
 import json
+import os
 import platform
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -63,8 +66,8 @@ def missing_packages() -> list[str]:
     return [name for name in CARRIED if importlib.util.find_spec(name) is None]
 
 
-def run(out: Path, seconds: float, small: bool) -> Path:
-    """Measure every part; the file is whole after each finding."""
+def run(out: Path, seconds: float, small: bool, parts: Sequence[str] = tuple(PARTS)) -> Path:
+    """Measure the parts; the file is whole after each finding."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     small = small or device == "cpu"
     missing = missing_packages()
@@ -75,7 +78,7 @@ def run(out: Path, seconds: float, small: bool) -> Path:
     record = {"about": about(device, small) | {"missing": missing}, "parts": {}}
     path, until = out / "battery.json", time.monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
-    for name in PARTS:
+    for name in parts:
         left = until - time.monotonic()
         limit = min(left, SMALL_LIMIT if small else LIMITS.get(name, left))
         found = record["parts"][name] = {"limit": limit, "findings": [], "error": None}
@@ -109,7 +112,7 @@ def about(device: str, small: bool) -> dict[str, object]:
     }
 
 
-def findings(name: str, device: str, limit: float, small: bool, found: dict):
+def findings(name: str, device: str, limit: float, small: bool, found: dict) -> Iterator[dict]:
     """The JSON lines of a part as they come; why it stopped goes into `found["error"]`."""
     command = [sys.executable, "-m", "tests.bench.battery_parts", name, device]
     command += [str(limit - START), *(["small"] if small else [])]
@@ -143,9 +146,6 @@ def _pass_on(stream, lines: queue.Queue) -> None:
 
 
 def _kill(process: subprocess.Popen) -> None:
-    import os
-    import signal
-
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -220,11 +220,12 @@ def main() -> None:
     running.add_argument("--out", type=Path, default=Path("data/results/gpu"))
     running.add_argument("--seconds", type=float, default=540.0)
     running.add_argument("--small", action="store_true")
+    running.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     for name in ("check", "show"):
         commands.add_parser(name).add_argument("file", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run(arguments.out, arguments.seconds, arguments.small)
+        run(arguments.out, arguments.seconds, arguments.small, arguments.parts)
     elif arguments.command == "show":
         show(arguments.file)
     elif lines := check(json.loads(arguments.file.read_text())):

@@ -92,7 +92,7 @@ def loop(device: str, seconds: float, small: bool) -> None:
             if time.monotonic() > until:
                 return
             here, cpu = (
-                _short(Path(folder, f"{name}-{number}"), name, load)
+                _short(Path(folder, f"{name}-{number}"), name, load, small)
                 for number, load in enumerate((LoadConfig(device=device), LoadConfig()))
             )
             gap = max(
@@ -102,14 +102,16 @@ def loop(device: str, seconds: float, small: bool) -> None:
             rewards = here.column("reward/mean") == cpu.column("reward/mean")
             say(f"loop {name}", equal_rewards=rewards, gradient_gap=gap)
         adapted = LoadConfig(device=device, dtype="bfloat16", lora_rank=4, lora_alpha=8)
-        run = _short(Path(folder, "adapters"), "llds", adapted)
+        run = _short(Path(folder, "adapters"), "llds", adapted, small)
         say("loop adapters in bfloat16", gradients=run.column("grad/norm"))
 
 
-def _short(out: Path, method: str, load: LoadConfig) -> Run:
+def _short(out: Path, method: str, load: LoadConfig, small: bool) -> Run:
     """One batch, a checkpoint, and after a new start the second batch."""
-    config = collapse_config(method, 0, steps=2, problems=8, updates_per_batch=8)
-    run = TrainingRun(dataclasses.replace(config, load=load, checkpoint_every=1), out)
+    size = 2 if small else 8
+    config = collapse_config(method, 0, steps=2, problems=size, updates_per_batch=size, load=load)
+    probing = {} if not small else {"probe_every": 0, "eval_every": 0}
+    run = TrainingRun(dataclasses.replace(config, checkpoint_every=1, **probing), out)
     run.step()
     run.writer.close()
     return TrainingRun(run.config, out, resume=True).run()
@@ -176,7 +178,8 @@ def _build(config, quantize, lora, device) -> nn.Module:
     if quantize:
         _pack(model.get_decoder(), device)
         model.is_loaded_in_4bit = True
-    model.activation_checkpointing_enable()
+    # the older name, which transformers keeps, works in versions before 5.20 too
+    model.gradient_checkpointing_enable()
     model = with_adapters(model, lora) if lora else model
     return model.eval()
 
@@ -308,7 +311,9 @@ def tiny(device: str, seconds: float, small: bool) -> None:
     for count in (1, runs):
         command = [sys.executable, "-m", "tests.bench.battery_parts", "one_tiny_run", device]
         command += [str(seconds / 3), *(["small"] if small else [])]
-        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        started = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
         found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
         steps = [one["seconds_per_step"] for one in found]
         say(f"tiny, {count} at once", seconds_per_step=sum(steps) / len(steps), runs=count)
@@ -323,7 +328,7 @@ def one_tiny_run(device: str, seconds: float, small: bool) -> None:
         run = TrainingRun(dataclasses.replace(config, eval_every=0, steps=10**6), Path(folder, "r"))
         run.step()
         taken = []
-        while not taken or time.monotonic() < until and len(taken) < (2 if small else 1000):
+        while not taken or (time.monotonic() < until and not small):
             taken.append(run.step())
     means = {
         name: sum(step[f"time/{name}"] for step in taken) / len(taken)
