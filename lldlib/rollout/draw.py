@@ -6,6 +6,9 @@ overwrite it. On a GPU the step of a token is recorded as a CUDA graph, once for
 rows and width of the cache (both rounded up), and played back as one launch.
 """
 
+import logging
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +18,8 @@ from lldlib.rollout.decode import RaggedDecoder, make_decoder
 BLOCK = 16  # tokens a GPU draws before the loop looks at them
 WIDTH = 256  # the smallest recorded width of the cache; others are its doubles
 WARM = 2  # blocks of a shape that are run before its step is recorded
+
+logger = logging.getLogger(__name__)
 
 
 class Drawer:
@@ -105,7 +110,7 @@ class _Steps:
         rows = -(-rows // grain) * grain
         return min(rows, len(self.tokens)), min(wide, self.drawer.decoder.capacity)
 
-    def _step(self, rows: int, width: int):
+    def _step(self, rows: int, width: int) -> Callable[[int, int], None]:
         """The step of this shape: recorded, or run as it is."""
         key = (rows, width)
         if key in self.graphs:
@@ -113,9 +118,14 @@ class _Steps:
         self.seen[key] = self.seen.get(key, 0) + 1
         if not self.captured or self.seen[key] <= WARM:
             return self._advance
-        graph, pool = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
-        with torch.cuda.graph(graph, pool=None if pool is None else pool.pool()):
-            self._advance(rows, width)
+        graph, other = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
+        try:
+            with torch.cuda.graph(graph, pool=None if other is None else other.pool()):
+                self._advance(rows, width)
+        except RuntimeError as error:
+            logger.warning("steps are not recorded, which is slower: %s", error)
+            self.captured = False
+            return self._advance
         self.graphs[key] = graph
         return lambda *_: graph.replay()
 

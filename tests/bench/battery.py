@@ -1,6 +1,6 @@
 """Everything there is to measure on a GPU, in one command and within a time.
 
-    python -m tests.bench.battery run [--out data/results/gpu] [--seconds 540] [--small] [--parts ...]
+    python -m tests.bench.battery run [--out data/results/gpu] [--seconds 540] [--small]
     python -m tests.bench.battery check data/results/gpu/battery.json
     python -m tests.bench.battery show data/results/gpu/battery.json
 
