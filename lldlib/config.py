@@ -201,7 +201,6 @@ class SftConfig:
     """One supervised warm start."""
 
     files: tuple[str, ...] = ()  # train files, JSONL; each is tried by the root of its rows
-    asked_again: int = 2000  # questions made of their own (recombine.py), as one file more (0 = no)
     policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
     load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
     seed: int = 0  # of the trajectories

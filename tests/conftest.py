@@ -27,8 +27,9 @@ def guesser(tmp_path_factory) -> str:
     groups are mixed.
     """
     from lldlib.config import WarmstartConfig
+    from lldlib.policy.load import save_policy
     from lldlib.rollout.loop import TokenText
-    from lldlib.train.warmstart import make_tiny, save_policy
+    from lldlib.train.supervised import make_tiny
     from lldlib.world.atlas import World
     from lldlib.world.protocol import TINY
 
@@ -54,5 +55,5 @@ def guesser(tmp_path_factory) -> str:
 
 @pytest.fixture
 def micro(guesser) -> dict[str, object]:
-    """Overrides of `collapse_config` that make a run of two batches in about a second."""
+    """Overrides of `train_config` that make a run of two batches in about a second."""
     return {"policy": guesser, "steps": 2, "problems": 4, "group_size": 2, "updates_per_batch": 2}

@@ -23,18 +23,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lldlib.config import ExamConfig, LoadConfig, RolloutConfig, SftConfig, TrainConfig
 from lldlib.evaluate.exam import Exam
-from lldlib.policy.load import Policy, load_policy
+from lldlib.policy.load import Policy, load_policy, save_policy, tiny_model
 from lldlib.recipes import METHODS
 from lldlib.rollout import draw, loop
 from lldlib.rollout.decode import LockstepDecoder
 from lldlib.rollout.draw import Drawer
 from lldlib.runs.folder import Run
-from lldlib.train import setup, sft
+from lldlib.train import setup
+from lldlib.train import supervised as warm
 from lldlib.train import trainer as train
 from lldlib.train.run import TrainingRun
-from lldlib.train.sft import SftRun
+from lldlib.train.supervised import SftRun
 from lldlib.train.trainer import Trainer
-from lldlib.train.warmstart import save_policy
 from lldlib.world import environment
 from lldlib.world.benchmarks import Task
 
@@ -140,7 +140,7 @@ def supervised(guesser, folder):
     folder.mkdir()
     file = write_rows(folder / "rows.jsonl", (MUSIQUE, HOTPOT))
     tokenizer = helpers.character_tokenizer()
-    model = helpers.tiny_model(len(tokenizer), width=16, layers=1, heads=2, seed=0)
+    model = tiny_model(len(tokenizer), width=16, layers=1, heads=2, seed=0)
     save_policy(Policy(model.eval(), tokenizer), folder / "start")
     settings = SftConfig(
         files=(str(file),),
@@ -151,10 +151,9 @@ def supervised(guesser, folder):
         rows=1,
         max_tokens=2000,
         top_k=2,
-        asked_again=0,
     )
     # transformers looks for tied weights by their addresses, which a pretended one lacks
-    sft.save_policy = lambda policy, path: save_policy(Policy(policy.model.cpu(), tokenizer), path)
+    warm.save_policy = lambda policy, path: save_policy(Policy(policy.model.cpu(), tokenizer), path)
     SftRun(settings, folder / "run").run(progress=False)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import tensor
 
-from lldlib.losses.advantages import group_advantages, mixed_group_share
+from lldlib.losses import group_advantages, mixed_group_share
 
 # group 7: rewards 1, 0, 0 (mean 1/3, unbiased variance (4/9 + 1/9 + 1/9) / 2 = 1/3);
 # group 2: rewards 0.5, 0.5 (a tie). Rows are interleaved.

@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.train.demo import demo, status, table
-from lldlib.train.run import describe
+from lldlib.train.run import describe, status
+from lldlib.train.studies import demo, table
 
 KEYS = [
     "arm",
@@ -46,7 +46,7 @@ def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
 
 def test_runs_of_other_settings_are_left_alone(micro, tmp_path):
     for arm in ("grpo", "llds"):
-        config = collapse_config(arm, 0, **micro | {"steps": 7})
+        config = train_config(arm, 0, recipe=WORLD, **micro | {"steps": 7})
         RunWriter.create(tmp_path / f"{arm}-seed0", describe(config))
     rows, runs, failures = demo(tmp_path, [0], 1, **micro)
     assert rows == [] and runs == {}
@@ -86,7 +86,7 @@ def test_a_progress_line_says_where_a_run_stands():
 def test_the_table_is_aligned():
     row = dict.fromkeys(KEYS, None) | {"arm": "grpo", "seed": 0, "peak_reward": 0.6875}
     lines = table([row, row | {"arm": "llds", "collapsed_at": 63}]).splitlines()
-    titles = "arm seed peak reward end reward collapsed at first alarm held-out EM seconds"
+    titles = "arm seed peak reward end reward collapsed at alarm at held-out EM seconds"
     assert lines[0].split() == titles.split()
     assert lines[1].split() == ["grpo", "0", "0.688", "-", "-", "-", "-", "-"]
     assert lines[2].split() == ["llds", "0", "0.688", "-", "63", "-", "-", "-"]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from test_explore import case
 from test_figures import assert_readable, make_run, texts
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.compare import no_return_figure
 from lldlib.show.explorers import gate_figure, gate_values, proxy_figure, proxy_values
@@ -18,8 +18,8 @@ from lldlib.train.run import describe
 
 
 def turned(path, **config) -> Run:
-    writer = RunWriter.create(path, describe(collapse_config("grpo", 0, **config)))
-    loss = describe(collapse_config("llds", 0))["loss"]
+    writer = RunWriter.create(path, describe(train_config("grpo", 0, **config)))
+    loss = describe(train_config("llds", 0))["loss"]
     writer.metrics(0, {"reward/mean": 0.5})
     writer.event(1, "knob", lr=1e-4, loss=loss | {"llds_gate": "token"})
     writer.event(2, "knob", loss=loss | {"llds_gate": "token", "kl_coef": 0.0})
@@ -55,7 +55,7 @@ def test_the_lab_shows_runs_side_by_side(tmp_path):
 
 
 def test_a_run_that_has_just_begun(tmp_path):
-    writer = RunWriter.create(tmp_path / "new", describe(collapse_config("grpo", 0)))
+    writer = RunWriter.create(tmp_path / "new", describe(train_config("grpo", 0)))
     writer.close()
     figure = lab_figure({"A": Run(tmp_path / "new")})
     assert figure.axes[-1].get_xlim() == (0, 10)
@@ -70,7 +70,7 @@ def test_a_run_that_has_just_begun(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_gradient_norms_of_zero(tmp_path, norms, scale, limits):
     """No group of a first batch need have a contrast; a log axis would warn of the zeros."""
-    writer = RunWriter.create(tmp_path / "run", describe(collapse_config("grpo", 0)))
+    writer = RunWriter.create(tmp_path / "run", describe(train_config("grpo", 0)))
     for step, norm in enumerate(norms):
         writer.metrics(step, {"reward/mean": 0.0, "grad/norm": norm})
     writer.close()

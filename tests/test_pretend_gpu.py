@@ -51,7 +51,7 @@ FACTORIES = set(
 ON_THE_CPU = {
     ("rollout/loop.py", "run"): "uniform numbers are the same on every device; moved in blocks",
     ("rollout/batch.py", "collate"): "made of lists; the trainer moves the whole batch",
-    ("train/optimizer.py", "pack"): "a count in a checkpoint",
+    ("policy/optimizer.py", "pack"): "a count in a checkpoint",
     ("train/trainer.py", "_update"): "the order of rows is the same on every device",
     ("policy/memory.py", "_replace_weights"): "tensors without storage",
     ("policy/memory.py", "_step_peak"): "tensors without storage",

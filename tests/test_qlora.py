@@ -13,21 +13,21 @@ from helpers import MICRO, asking, random_batch, retriever, tiny_policy, weights
 
 from lldlib.config import LossConfig, RolloutConfig
 from lldlib.policy import nf4
-from lldlib.policy.architectures import LISTED
 from lldlib.policy.load import (
     LoraSettings,
     Policy,
     adapters_off,
     load_policy,
     reference_model,
+    save_policy,
     tiny_model,
     unpacked,
 )
+from lldlib.policy.memory import configuration
+from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
 from lldlib.rollout.loop import Rollout
-from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.train.trainer import Trainer
-from lldlib.train.warmstart import save_policy
 from lldlib.world.environment import RULES
 from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION, search_protocol
 
@@ -278,7 +278,7 @@ def test_smollm2_trains_after_a_rollout():
     prompt = search_protocol(policy.tokenizer).prompt("Who wrote Hamlet")
     assert prompt.endswith("Question: Who wrote Hamlet?\n<|im_end|>\n<|im_start|>assistant\n")
     assert INSTRUCTION in prompt and prompt.startswith("<|im_start|>system")
-    assert policy.model.config.vocab_size == LISTED["smollm2"].vocabulary
+    assert policy.model.config.vocab_size == configuration("smollm2").vocab_size
     rollout = Rollout(
         policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=180, top_k=3)
     )

@@ -13,10 +13,10 @@ import torch
 from helpers import tiny_policy
 from resume_worker import KNOBS, PATCHES, config
 
+from lldlib.policy.load import save_policy
 from lldlib.runs import folder as runlog
 from lldlib.runs.folder import METRICS, ROLLOUTS, Run
 from lldlib.train.run import TrainingRun
-from lldlib.train.warmstart import save_policy
 
 HERE = Path(__file__).parent
 LINES = 5  # of metrics.jsonl, after which the run is killed

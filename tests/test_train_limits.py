@@ -10,8 +10,8 @@ from helpers import BARE, MICRO, after, answered, micro_trainer, same, spied, we
 from torch import nn
 
 from lldlib.config import LossConfig
+from lldlib.policy.optimizer import make_optimizer, pack, unpack
 from lldlib.train import trainer as train
-from lldlib.train.optimizer import make_optimizer, pack, unpack
 from lldlib.world.environment import RULES
 
 

@@ -7,7 +7,7 @@ import torch
 from test_explore import case
 from test_figures import make_run
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.explorers import GateExplorer, PhaseDiagram, PostMortemView, ProxyExplorer
 from lldlib.show.tokens import TokenView
@@ -75,7 +75,7 @@ def test_the_proxy_follows_the_threshold():
 
 
 def swept(path, method, lr, updates, seed, reward) -> Run:
-    config = collapse_config(method, seed, lr=lr, updates_per_batch=updates)
+    config = train_config(method, seed, lr=lr, updates_per_batch=updates)
     writer = RunWriter.create(path / f"{method}{lr}{updates}{seed}", describe(config))
     for step in range(12):
         writer.metrics(step, {"reward/mean": reward})

@@ -10,13 +10,17 @@ import ipywidgets
 from matplotlib.figure import Figure
 
 from lldlib.config import AnswerSchedule, Gate, LossConfig, TrainConfig
-from lldlib.recipes import METHODS, loss_here
+from lldlib.losses.objective import REGULARIZERS
+from lldlib.recipes import METHODS, WORLD
 from lldlib.runs.summary import value_text
 
 DPI = 100
 WIDE = {"description_width": "initial"}
 RATES = (0.0, 5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
-LOSS = ("llds_coef", "llds_gate", "llds_answer", "lp_reg_coef")  # knobs that are fields of the loss
+CHOICES = {  # of a term, after its weight: label, tip, width, options
+    "llds_gate": ("gate", "where LLDS may act", 160, typing.get_args(Gate)),
+    "llds_answer": ("MA", "LLDS's weight on answer tokens", 140, typing.get_args(AnswerSchedule)),
+}
 
 
 def png(figure: Figure) -> bytes:
@@ -69,18 +73,11 @@ class Knobs(ipywidgets.VBox):
 
     def __init__(self, turned: Callable[[dict[str, Any]], None]):
         self._turned, self._quiet, self._base = turned, False, LossConfig()
-        tips = {"llds_coef": "λ, weight of LLDS; 0 is off", "lp_reg_coef": "β of Lp-Reg; 0 is off"}
-        weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 270}
+        loss = _loss_parts()
+        self._loss = tuple(loss)  # knobs that are fields of the loss
         self.parts: dict[str, ipywidgets.Widget] = {
             "method": _menu("method", "a preset of lldlib.recipes", 230, list(METHODS)),
-            "llds_coef": control(ipywidgets.FloatSlider, "LLDS λ", tips["llds_coef"], **weight),
-            "llds_gate": _menu("gate", "where LLDS may act", 160, typing.get_args(Gate)),
-            "llds_answer": _menu(
-                "MA", "LLDS's weight on answer tokens", 140, typing.get_args(AnswerSchedule)
-            ),
-            "lp_reg_coef": control(
-                ipywidgets.FloatSlider, "Lp-Reg β", tips["lp_reg_coef"], **weight
-            ),
+            **loss,
             "lr": control(
                 ipywidgets.SelectionSlider, "lr", "learning rate", 250, options=_rates(0.0)
             ),
@@ -99,7 +96,7 @@ class Knobs(ipywidgets.VBox):
             self.parts["lr"].options = _rates(config.lr)
             shown = {"method": config.method, "lr": config.lr}
             shown["updates_per_batch"] = config.updates_per_batch
-            for name, value in (shown | {k: getattr(config.loss, k) for k in LOSS}).items():
+            for name, value in (shown | {k: getattr(config.loss, k) for k in self._loss}).items():
                 part = self.parts[name]
                 if isinstance(part, (ipywidgets.FloatSlider, ipywidgets.IntSlider)):
                     part.max = max(part.max, value)
@@ -112,16 +109,29 @@ class Knobs(ipywidgets.VBox):
             return
         if name == "method":
             self._take_preset(self.parts["method"].value)
-        loss = replace(self._base, **{k: self.parts[k].value for k in LOSS})
+        loss = replace(self._base, **{k: self.parts[k].value for k in self._loss})
         others = ("method", "lr", "updates_per_batch")
         self._turned({"loss": loss} | {k: self.parts[k].value for k in others})
 
     def _take_preset(self, name: str) -> None:
         """The loss of a method, at the weights that suit the built-in world."""
-        self._base, self._quiet = loss_here(name), True
-        for knob in LOSS:
+        self._base, self._quiet = WORLD.loss_of(name), True
+        for knob in self._loss:
             self.parts[knob].value = getattr(self._base, knob)
         self._quiet = False
+
+
+def _loss_parts() -> dict[str, ipywidgets.Widget]:
+    """A slider for the weight of each term with a symbol, then that term's choices."""
+    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 270}
+    parts = {}
+    for term in REGULARIZERS:
+        if term.symbol:
+            tip = f"weight of the term {term.name}; 0 is off"
+            parts[term.coef] = control(ipywidgets.FloatSlider, term.symbol, tip, **weight)
+            chosen = {k: v for k, v in CHOICES.items() if k.startswith(f"{term.name}_")}
+            parts |= {name: _menu(*given) for name, given in chosen.items()}
+    return parts
 
 
 def _menu(label: str, tip: str, width: int, options: Sequence[str]) -> ipywidgets.Dropdown:

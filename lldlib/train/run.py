@@ -6,7 +6,7 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,10 +15,16 @@ import transformers
 from lldlib.config import TrainConfig, train_config_from
 from lldlib.evaluate.heldout import ask
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.runs.phases import Monitor
+from lldlib.runs.phases import Monitor, Phase
 from lldlib.train.setup import make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
+
+STATUS = {  # metrics in a progress line
+    "reward/mean": "reward",
+    "policy/entropy": "entropy",
+    "probe/logp": "likelihood",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +201,12 @@ def describe(config: TrainConfig) -> dict:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "device": device,
     }
+
+
+def status(row: Mapping[str, float | int | None], phase: Phase) -> str:
+    """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
+    parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if row.get(key) is not None]
+    return "  ".join([*parts, phase])
 
 
 def logged_config(run: Run, step: int) -> TrainConfig:

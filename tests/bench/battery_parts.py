@@ -20,14 +20,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from lldlib.config import LoadConfig, RolloutConfig, TrainConfig
-from lldlib.policy.architectures import Listed, configuration
 from lldlib.policy.load import LoraSettings, with_adapters
-from lldlib.policy.memory import Shape, estimate
+from lldlib.policy.memory import Shape, configuration, estimate
+from lldlib.policy.optimizer import make_optimizer
 from lldlib.policy.score import backward_through, leaf_scores, score_sorted
-from lldlib.recipes import METHODS, collapse_config
+from lldlib.recipes import METHODS, train_config
 from lldlib.rollout.draw import Drawer
 from lldlib.runs.folder import Run
-from lldlib.train.optimizer import make_optimizer
 from lldlib.train.run import TrainingRun
 from lldlib.types import Batch
 
@@ -57,7 +56,14 @@ class Work:
 
 
 T = TypeVar("T")
-SHRUNK = Listed(Qwen2Config, 64, 128, 2, 4, 2, 16, 500, True, 0)
+SHRUNK = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
 SMALL = Work(rows=4, prompt=8, turns=2, own=6, passage=5)
 
 
@@ -109,7 +115,7 @@ def loop(device: str, seconds: float, small: bool) -> None:
 def _short(out: Path, method: str, load: LoadConfig, small: bool) -> Run:
     """One batch, a checkpoint, and after a new start the second batch."""
     size = 2 if small else 8
-    config = collapse_config(method, 0, steps=2, problems=size, updates_per_batch=size, load=load)
+    config = train_config(method, 0, steps=2, problems=size, updates_per_batch=size, load=load)
     probing = {} if not small else {"probe_every": 0, "eval_every": 0}
     run = TrainingRun(dataclasses.replace(config, checkpoint_every=1, **probing), out)
     run.step()
@@ -140,7 +146,7 @@ def shapes(name: str) -> Callable[[str, float, bool], None]:
 def _measure(label, policy, quantize, device, work: Work, small: bool) -> None:
     config = configuration(policy)
     if small:
-        config = dataclasses.replace(SHRUNK, tied=config.tie_word_embeddings).config()
+        config = Qwen2Config(**SHRUNK, tie_word_embeddings=config.tie_word_embeddings)
     weights, adapted = _weights(config), quantize is not None
     adapted = adapted or weights * 16 > FULL_FIT
     lora = LoraSettings(16, 32) if adapted else None
@@ -323,7 +329,7 @@ def one_tiny_run(device: str, seconds: float, small: bool) -> None:
     """Steps at the collapse setting for as long as there is time, the first left out."""
     until = time.monotonic() + seconds / 2
     sizes = {"problems": 4, "updates_per_batch": 4} if small else {}
-    config = collapse_config("llds", 0, load=LoadConfig(device=device), probe_every=0, **sizes)
+    config = train_config("llds", 0, load=LoadConfig(device=device), probe_every=0, **sizes)
     with tempfile.TemporaryDirectory() as folder:
         run = TrainingRun(dataclasses.replace(config, eval_every=0, steps=10**6), Path(folder, "r"))
         run.step()

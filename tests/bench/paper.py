@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
-from lldlib.policy.architectures import LISTED
 from lldlib.policy.head import head_scores, next_token
-from lldlib.policy.memory import NF4_BYTES, _replace_weights
+from lldlib.policy.memory import NF4_BYTES, _replace_weights, configuration
 from lldlib.rollout.decode import make_decoder
 
 from .battery_parts import MODELS
@@ -23,7 +22,17 @@ CARDS = {"H200": (4.3e12, 790e12), "H100": (3.35e12, 790e12)}  # bytes and opera
 LAUNCH = 5e-6  # seconds between two launches from Python, an assumption
 ROWS, CONTEXT = 40, 1024  # rows and cached tokens of a decode step
 SCORED = 8 * 1388  # tokens of a scoring pass: the battery's rows of eight
-FREE = ("view", "transpose", "expand", "slice", "select", "unsqueeze", "squeeze", "permute", "split")
+FREE = (
+    "view",
+    "transpose",
+    "expand",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "permute",
+    "split",
+)
 FREE += ("as_strided", "alias", "detach", "t", "unfold", "narrow", "empty", "_to_copy.meta")
 PRODUCTS = ("mm", "bmm", "addmm", "linear", "matmul")
 
@@ -59,7 +68,7 @@ class Count(TorchDispatchMode):
 def model(name: str) -> torch.nn.Module:
     """Of this shape in bfloat16, without storage; to be called inside a FakeTensorMode."""
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(LISTED[name].config(), dtype=torch.bfloat16)
+        made = AutoModelForCausalLM.from_config(configuration(name), dtype=torch.bfloat16)
     _replace_weights(made)
     return made.eval()
 
@@ -71,7 +80,9 @@ def decode(policy: torch.nn.Module) -> Count:
     tokens = torch.zeros(ROWS, dtype=torch.long)
     with Count() as count:
         hidden = decoder.states(decoder.single(tokens, tokens, CONTEXT))
-        next_token(policy.get_output_embeddings(), hidden, temperature=0.7, uniform=torch.rand(ROWS))
+        next_token(
+            policy.get_output_embeddings(), hidden, temperature=0.7, uniform=torch.rand(ROWS)
+        )
     return count
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lldlib.config import data_dir
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show import explorers
 from lldlib.train.run import describe
@@ -28,7 +28,7 @@ case = explorers.GateCase(
 folder, sweep = Path(tempfile.mkdtemp(prefix="sweep-")), []
 grid = itertools.product(("grpo", "llds"), (1e-4, 2e-4, 4e-4), (4, 16, 64), (0, 1))
 for place, (method, lr, updates, seed) in enumerate(grid):
-    config = collapse_config(method, seed, lr=lr, updates_per_batch=updates)
+    config = train_config(method, seed, lr=lr, updates_per_batch=updates)
     writer = RunWriter.create(folder / str(place), describe(config))
     loss = lr * updates / (0.05 if method == "llds" else 0.0256) * (1 + 0.2 * seed)
     for step in range(40):
