@@ -2,7 +2,8 @@
 
 import json
 
-from bench import battery
+import torch
+from bench import battery, paper
 
 
 def record(**parts) -> dict:
@@ -41,3 +42,12 @@ def test_what_a_file_lacks():
     lines = battery.check(record(**{"shapes 7B": none}))
     assert "shapes 7B: out of memory" in lines and "7B qlora: missing x" in lines
     assert "shapes 7B: nothing found for '7B bf16 rollout'" in lines
+
+
+def test_bytes_and_operations_of_a_product_are_counted():
+    left, right = torch.zeros(4, 8), torch.zeros(8, 16)
+    with paper.Count() as count:
+        out = left @ right
+        out.view(-1)
+    assert count.operations == 2 * 4 * 8 * 16 and count.launches == 1
+    assert count.product_bytes == 4 * (4 * 8 + 8 * 16 + 4 * 16) and count.bytes == 0

@@ -22,18 +22,10 @@ CARDS = {"H200": (4.3e12, 790e12), "H100": (3.35e12, 790e12)}  # bytes and opera
 LAUNCH = 5e-6  # seconds between two launches from Python, an assumption
 ROWS, CONTEXT = 40, 1024  # rows and cached tokens of a decode step
 SCORED = 8 * 1388  # tokens of a scoring pass: the battery's rows of eight
-FREE = (
-    "view",
-    "transpose",
-    "expand",
-    "slice",
-    "select",
-    "unsqueeze",
-    "squeeze",
-    "permute",
-    "split",
+FREE = set(  # views and questions
+    "view _unsafe_view transpose expand slice select unsqueeze squeeze permute split as_strided"
+    " alias detach t unfold narrow empty device size stride".split()
 )
-FREE += ("as_strided", "alias", "detach", "t", "unfold", "narrow", "empty", "_to_copy.meta")
 PRODUCTS = ("mm", "bmm", "addmm", "linear", "matmul")
 
 
