@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from lldlib.config import Precision, data_dir
 from lldlib.policy.head import CHUNK_ELEMENTS, head_scores
-from lldlib.policy.load import LoraSettings, with_adapters
+from lldlib.policy.load import LoraSettings, keep_few_activations, with_adapters
 
 GB = 1e9
 BLOCK, BLOCKS = 64, 256  # NF4: weights per scale, scales per scale of the scales
@@ -97,7 +97,7 @@ def estimate(
         packed = sum(m.weight.numel() for m in linear) if quantize else 0
         weights = sum(p.numel() for p in model.parameters())  # a tied matrix counts once
         if gradient_checkpointing:
-            model.activation_checkpointing_enable()
+            keep_few_activations(model)
         if lora is not None:
             model = with_adapters(model, lora)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)

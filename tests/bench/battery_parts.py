@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from lldlib.config import LoadConfig, RolloutConfig, TrainConfig
-from lldlib.policy.load import LoraSettings, with_adapters
+from lldlib.policy.load import LoraSettings, keep_few_activations, with_adapters
 from lldlib.policy.memory import Shape, configuration, estimate
 from lldlib.policy.optimizer import make_optimizer
 from lldlib.policy.score import backward_through, leaf_scores, score_sorted
@@ -185,7 +185,7 @@ def _build(config, quantize, lora, device) -> nn.Module:
         _pack(model.get_decoder(), device)
         model.is_loaded_in_4bit = True
     # the older name, which transformers keeps, works in versions before 5.20 too
-    model.gradient_checkpointing_enable()
+    keep_few_activations(model)
     model = with_adapters(model, lora) if lora else model
     return model.eval()
 
