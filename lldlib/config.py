@@ -27,6 +27,7 @@ class RolloutConfig:
     top_k: int = 1  # passages per search
     passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     temperature: float = 1.0  # of the sampler and of every log-prob
+    at_once: int = 0  # episodes generated at a time, which bounds the cache's memory (0 = all)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,10 @@ class TrainConfig:
             )
         if self.updates_per_batch < 1:
             raise ValueError(f"updates_per_batch is {self.updates_per_batch}: use 1 or more")
+        if rollout.at_once < 0:
+            raise ValueError(
+                f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all at once"
+            )
         if self.micro_rows < 0:
             raise ValueError(
                 f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"

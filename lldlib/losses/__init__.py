@@ -1,6 +1,6 @@
-"""The objective: pure functions of tensors, one file a term; `objective.TERMS` is their list.
+"""The objective: pure functions of tensors, one file a term; `objective.TERMS` lists the terms.
 
-Not here: models, sampling and any state. May import: config.
+No models, no sampling and no state here. May import: config.
 """
 
 from lldlib.losses.entropy import (

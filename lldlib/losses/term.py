@@ -80,7 +80,7 @@ def _no_more(means: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Term:
-    """One term of the objective, declared in the file of its function, listed in `TERMS`.
+    """One term of the objective, declared in the file of its function, listed in `objective.TERMS`.
 
     A setting of LossConfig belongs to the term whose name it begins with. `value` gives a 0-dim
     tensor before its weight, and statistics under the keys of `metrics`; without `Counts` the

@@ -26,8 +26,14 @@ from lldlib.losses.objective import derived, policy_only
 from lldlib.policy.head import Proxy
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
-from lldlib.policy.pieces import backward_through, leaf_scores
-from lldlib.policy.score import ROWS, Scores, score, score_sorted
+from lldlib.policy.score import (
+    ROWS,
+    Scores,
+    backward_through,
+    leaf_scores,
+    score,
+    score_sorted,
+)
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
