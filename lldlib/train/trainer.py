@@ -15,12 +15,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lldlib.config import TrainConfig
-from lldlib.losses import LossInputs, compute_loss, group_advantages, needs, nthr_weights
+from lldlib.losses import (
+    LossInputs,
+    compute_loss,
+    group_advantages,
+    low_log_prob,
+    needs,
+    nthr_weights,
+)
 from lldlib.losses.objective import policy_only
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
-from lldlib.policy.pieces import backward_through, leaf_scores
-from lldlib.policy.score import ROWS, Scores, score, score_sorted
+from lldlib.policy.score import (
+    ROWS,
+    Scores,
+    backward_through,
+    leaf_scores,
+    score,
+    score_sorted,
+)
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
@@ -28,7 +41,7 @@ from lldlib.types import Batch, Episode
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
-QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
+QUESTIONS, SAMPLING, ORDER, DROPPED = range(4)  # purposes of random draws
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,7 @@ class Prepared:
     advantages: Float[Tensor, " B"]
     ref_logp: Float[Tensor, "B T"] | None
     negative_token_weights: Float[Tensor, "B T"] | None
+    low_logp: Float[Tensor, ""] | None
     mean_valid_searches: float
 
 
@@ -111,7 +125,9 @@ class Trainer:
         proxy = config if "proxy_logp" in wanted else None
         old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
         advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
-        ref_logp = weights = None
+        ref_logp = weights = low = None
+        if "low_logp" in wanted:
+            low = low_log_prob(old.logp, batch.action_mask, config.lp_reg_quantile)
         if "ref_logp" in wanted:
             with adapters_off(self.reference):
                 ref_logp = self._scored(self.reference, batch).logp
@@ -121,7 +137,7 @@ class Trainer:
                 inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
             )
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
-        return Prepared(batch, old, advantages, ref_logp, weights, searches)
+        return Prepared(batch, old, advantages, ref_logp, weights, low, searches)
 
     def _scored(self, model: torch.nn.Module, batch: Batch, **wanted) -> Scores:
         """Without gradient, and so never more rows at a time than an update may hold."""
@@ -133,13 +149,14 @@ class Trainer:
         rows = len(prepared.advantages)
         count = min(self.config.updates_per_batch, rows)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed(ORDER)))
+        draws = torch.Generator().manual_seed(self._seed(DROPPED))
         norms, stats, share = [], [], {}
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         if self.step_index % GRAD_SHARE_EVERY == 0:
             share = {"grad/negative_share": self._negative_share(prepared)}
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
-            inputs = self._inputs(prepared, chosen, number)
+            inputs = self._inputs(prepared, chosen, number, draws)
             loss, numbers = compute_loss(self.config.loss, inputs)
             pieces = None if self._is_whole(chosen) else prepared.batch.rows(chosen)
             norms.append(self._apply(loss, inputs, pieces))
@@ -155,7 +172,9 @@ class Trainer:
         }
         return mean | share | norm
 
-    def _inputs(self, prepared: Prepared, rows: Int[Tensor, " n"], number: int) -> LossInputs:
+    def _inputs(
+        self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
+    ) -> LossInputs:
         part = prepared.batch.rows(rows)
         width = part.tokens.shape[1]
 
@@ -181,7 +200,8 @@ class Trainer:
             proxy_logp=cut(prepared.old.proxy_logp),
             negative_token_weights=cut(prepared.negative_token_weights),
             mean_valid_searches=prepared.mean_valid_searches,
-            generator=torch.Generator().manual_seed(self._seed(ORDER) + number),
+            generator=draws,
+            low_logp=prepared.low_logp,
         )
 
     def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
