@@ -70,6 +70,9 @@ class LossConfig:
     lp_reg_selection: Literal["paper", "code"] = (
         "paper"  # the quantile's tokens: a rollout batch's, or (code) a minibatch's with A < 0
     )
+    lp_reg_kl: Literal["sample", "exact"] = (
+        "sample"  # KL(proxy || policy): of the token drawn (code), or of all tokens (paper)
+    )
     lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
     lp_reg_threshold: float = 0.02  # kappa (min-p) or tau (fixed)

@@ -261,6 +261,7 @@ def test_the_glossary_covers_every_key_and_holds_no_empty_field():
         "llds/open_gate_share",
         "lp_reg/value",
         "lp_reg/protected_share",
+        "lp_reg/saturation",
         "kl/reference",
         "kl/old",
         "update/skipped",

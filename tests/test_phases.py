@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lldlib.runs.phases import (
     AlarmRule,
     Collapse,
+    Monitor,
     PhaseRule,
     alarm,
     alarm_report,
@@ -299,3 +300,20 @@ def test_the_inputs_are_left_as_they_were():
     phase_labels(*columns, PHASES)
     alarm({LOST: columns[0]}, ALARM)
     assert list(columns) == copies
+
+
+def test_lp_reg_on_its_limit_is_told_once(caplog):
+    """Five batches in a row over 5 nats a protected token; a resumed run has been told."""
+    rows = [{"lp_reg/saturation": value} for value in (6, 6, 4, 6, 6, None, 6, 6, 6, 6)]
+    on = {"lp_reg/saturation": 5.1}
+    live = Monitor()
+    for row in rows:
+        live.add(row)
+    assert not caplog.records
+    for row in (on, on, {}, *[on] * 6):
+        live.add(row)
+    assert len(caplog.records) == 1 and "Lp-Reg sits on its limit" in caplog.text
+    resumed = Monitor([*rows, on])
+    for _ in range(6):
+        resumed.add(on)
+    assert len(caplog.records) == 1

@@ -19,6 +19,9 @@ def answering_pays(monkeypatch):
 EVERY_TERM = {
     "llds": METHODS["llds"],
     "entropy and Lp-Reg": replace(METHODS["lp_reg_llds"], entropy_coef=0.01, kl_coef=0.001),
+    "Lp-Reg with its exact KL": replace(
+        METHODS["lp_reg"], lp_reg_kl="exact", lp_reg_quantile=0.5, lp_reg_coef=5.0
+    ),
     "80/20, which is silent on most tokens": METHODS["top_entropy"],
 }
 

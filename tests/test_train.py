@@ -1,5 +1,6 @@
 """The training loop on a random micro policy: what moves the weights, and what must not."""
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -14,6 +15,7 @@ from helpers import (
     after,
     answered,
     micro_trainer,
+    naive_logits,
     random_batch,
     same,
     spied,
@@ -22,7 +24,7 @@ from helpers import (
 )
 
 from lldlib.config import LossConfig
-from lldlib.losses import compute_loss, group_advantages
+from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logits
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
@@ -263,6 +265,29 @@ def test_lp_regs_delta_is_taken_once_over_the_rollout_batch(monkeypatch):
     sampled = batch.sampler_logp[batch.action_mask]
     below = (sampled < seen[0].low_logp - 1e-4).float().mean().item()
     assert below == pytest.approx(0.3, abs=2 / len(sampled))
+
+
+def test_lp_regs_exact_kl_is_that_of_the_sampling_policys_proxy(monkeypatch):
+    """Of both policies' logits at once, as `losses.forward_kl` takes it."""
+    loss = replace(METHODS["lp_reg"], lp_reg_kl="exact", lp_reg_quantile=0.5)
+    run = micro_trainer(replace(MICRO, loss=loss, lr=1e-2))
+    seen, chosen, models, real = spied(monkeypatch), [], [], run._inputs
+
+    def noted(prepared, rows, *more):
+        chosen.append(prepared.batch.rows(rows))
+        models.append(copy.deepcopy(run.policy.model))
+        return real(prepared, rows, *more)
+
+    run.step_index, run._inputs = 1, noted
+    metrics, _ = run.step()
+    assert metrics["lp_reg/value"] > 1e-3 and len(seen) == 3
+    for x, part, model in zip(seen, chosen, models, strict=True):
+        with torch.no_grad():
+            old, new = (naive_logits(m, part, 1.0) for m in (models[0], model))
+        want = forward_kl(new, proxy_logits(old, kappa=loss.lp_reg_threshold))
+        on = part.action_mask & (x.advantages < 0)[:, None]
+        assert torch.allclose(x.proxy_kl[on], want[on], atol=1e-4) and on.any()
+        assert not x.proxy_kl[~on].any()
 
 
 # -- measurements and state ----------------------------------------------------------------------

@@ -4,7 +4,7 @@ A weight of 0 leaves a term out altogether, so that training is bit for bit the 
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -57,6 +57,12 @@ def regularizers(
     if config.aggregation != "token-mean":
         raise ValueError(f"micro-batches of {config.aggregation} do not add up: use token-mean")
     return _weighted_sum(REGULARIZERS, config, x, counts)
+
+
+def derived(config: LossConfig, means: Mapping[str, float]) -> dict[str, float]:
+    """What the terms derive from their statistics' means over a rollout batch's updates."""
+    active = (term for term in TERMS if term.weight(config))
+    return {key: value for term in active for key, value in term.derived(means).items()}
 
 
 def policy_only(config: LossConfig) -> LossConfig:

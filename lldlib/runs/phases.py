@@ -5,6 +5,7 @@ stands for a batch where nothing was measured. What is said of batch t uses batc
 live view may show it; only `Collapse.for_good` looks at how the run ends.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,14 @@ import pandas as pd
 
 from lldlib.runs.folder import Run
 
+logger = logging.getLogger(__name__)
+
 Series = Sequence[float | None]
 Phase = Literal["stagnation", "decay", "collapse"]
 PHASE_KEYS = ("reward/mean", "probe/content")  # what `phase_labels` reads
 ALARM_KEYS = ("displacement/correct_token", "probe/content")  # what the default alarm watches
+SATURATION = "lp_reg/saturation"  # nats a protected token; its one-sample estimate ends at 10
+SATURATED, SATURATED_BATCHES = 5.0, 5  # over it for so many batches in a row: a warning
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
 NAN = float("nan")
 
@@ -80,22 +85,39 @@ class AlarmReport:
 
 
 class Monitor:
-    """The phase and the alarm, by the default rules, of a run that grows batch by batch."""
+    """The phase and the alarm, by the default rules, of a run that grows batch by batch.
+
+    It warns in the log, once a run, where Lp-Reg's term sits on its limit.
+    """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
         self.columns: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
         self.phase: Phase = "stagnation"  # of the last batch that was added
         self.rung: int | None = None  # the batch at which the alarm rang
+        self.saturated = 0  # batches in a row that Lp-Reg's term sat on its limit
         for row in rows:
             self._append(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take in the logged metrics of the next batch; sets `phase` and `rung`."""
         self._append(row)
+        if self.saturated == SATURATED_BATCHES:
+            logger.warning(
+                "Lp-Reg sits on its limit: a protected token's KL was over %g nats for %d batches "
+                "(%s); raise lp_reg_quantile or set lp_reg_kl=exact",
+                SATURATED,
+                SATURATED_BATCHES,
+                SATURATION,
+            )
         self.phase = phase_labels(*(self.columns[key] for key in PHASE_KEYS), PhaseRule())[-1]
         self.rung = alarm({key: self.columns[key] for key in ALARM_KEYS}, AlarmRule())
 
     def _append(self, row: Mapping[str, Any]) -> None:
+        over = (row.get(SATURATION) or 0.0) > SATURATED
+        if over or self.saturated >= SATURATED_BATCHES:  # past that it has warned: count on
+            self.saturated += 1
+        else:
+            self.saturated = 0
         for key, values in self.columns.items():
             values.append(row.get(key))
 

@@ -23,7 +23,8 @@ from lldlib.losses import (
     needs,
     nthr_weights,
 )
-from lldlib.losses.objective import policy_only
+from lldlib.losses.objective import derived, policy_only
+from lldlib.policy.head import Proxy
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import (
@@ -55,6 +56,11 @@ class Prepared:
     negative_token_weights: Float[Tensor, "B T"] | None
     low_logp: Float[Tensor, ""] | None
     mean_valid_searches: float
+
+    def minibatch(self, rows: Int[Tensor, " n"]) -> tuple[Batch, Proxy | None]:
+        """The chosen rows, and Lp-Reg's proxy of the policy that sampled, if its KL is exact."""
+        part, full = self.batch.rows(rows), self.old.proxy
+        return part, None if full is None else full.at(rows, slice(part.tokens.shape[1]))
 
 
 def draw_seed(seed: int, step: int, purpose: int) -> int:
@@ -125,6 +131,9 @@ class Trainer:
         proxy = config if "proxy_logp" in wanted else None
         old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
         advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
+        if old.proxy is not None:  # Lp-Reg acts on rows of A < 0 alone
+            count = old.proxy.count * (advantages < 0)[:, None]
+            old = dataclasses.replace(old, proxy=dataclasses.replace(old.proxy, count=count))
         ref_logp = weights = low = None
         if "low_logp" in wanted:
             low = low_log_prob(old.logp, batch.action_mask, config.lp_reg_quantile)
@@ -158,12 +167,13 @@ class Trainer:
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number, draws)
             loss, numbers = compute_loss(self.config.loss, inputs)
-            pieces = None if self._is_whole(chosen) else prepared.batch.rows(chosen)
-            norms.append(self._apply(loss, inputs, pieces))
+            pieces = None if self._is_whole(chosen) else chosen
+            norms.append(self._apply(loss, inputs, prepared, pieces))
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
         mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
+        mean |= derived(self.config.loss, mean)
         norm = {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
@@ -175,18 +185,18 @@ class Trainer:
     def _inputs(
         self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
     ) -> LossInputs:
-        part = prepared.batch.rows(rows)
+        part, toward = prepared.minibatch(rows)
         width = part.tokens.shape[1]
 
         def cut(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows, :width]
 
-        entropy, temperature = "entropy" in needs(self.config.loss), self.config.rollout.temperature
+        temperature, size = self.config.rollout.temperature, self.config.micro_rows
+        wanted = {"entropy": "entropy" in needs(self.config.loss), "toward": toward}
         if self._is_whole(rows):
-            new = score(self.policy.model, part, temperature, entropy=entropy)
+            new = score(self.policy.model, part, temperature, **wanted)
         else:
-            size = self.config.micro_rows
-            new = leaf_scores(self.policy.model, part, temperature, size, entropy=entropy)
+            new = leaf_scores(self.policy.model, part, temperature, size, **wanted)
         return LossInputs(
             logp=new.logp,
             # Before the first update both policies are one; the rounding of another batch shape
@@ -202,6 +212,7 @@ class Trainer:
             mean_valid_searches=prepared.mean_valid_searches,
             generator=draws,
             low_logp=prepared.low_logp,
+            proxy_kl=new.proxy_kl,
         )
 
     def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
@@ -209,20 +220,25 @@ class Trainer:
         return not 0 < self.config.micro_rows < len(rows)
 
     def _apply(
-        self, loss: Float[Tensor, ""], inputs: LossInputs, pieces: Batch | None
+        self,
+        loss: Float[Tensor, ""],
+        inputs: LossInputs,
+        prepared: Prepared,
+        pieces: Int[Tensor, " n"] | None,
     ) -> float | None:
         """One optimiser update; what is not finite is skipped, counted, never applied.
 
-        `pieces` is the minibatch where it has to pass through the model in pieces.
+        `pieces` are the minibatch's rows where it has to pass through the model in pieces.
         """
         self.optimizer.zero_grad(set_to_none=True)
         norm = float("nan")
         if torch.isfinite(loss) and loss.requires_grad:
             loss.backward()
             if pieces is not None:
-                leaves = Scores(inputs.logp, inputs.entropy)
+                part, toward = prepared.minibatch(pieces)
+                leaves = Scores(inputs.logp, inputs.entropy, proxy_kl=inputs.proxy_kl)
                 temperature, size = self.config.rollout.temperature, self.config.micro_rows
-                backward_through(self.policy.model, pieces, leaves, temperature, size)
+                backward_through(self.policy.model, part, leaves, temperature, size, toward)
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not norm < float("inf"):
             self.skipped += 1
