@@ -24,7 +24,7 @@ from helpers import (
 )
 
 from lldlib.config import LossConfig
-from lldlib.losses import forward_kl, group_advantages, proxy_logits
+from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logits
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
@@ -299,7 +299,7 @@ def test_measuring_the_negative_share_moves_nothing(monkeypatch, name):
     config = replace(MICRO, loss=METHODS[name], lr=1e-2, updates_per_batch=1)
     measured, metrics = after(config)
     assert 0 < metrics["grad/negative_share"] <= 1
-    monkeypatch.setattr(Trainer, "_negative_share", lambda self, inputs: 0.5)
+    monkeypatch.setattr(Trainer, "_negative_share", lambda self, prepared: 0.5)
     assert same(measured, after(config)[0])
 
 
@@ -308,6 +308,24 @@ def test_the_negative_share_is_of_the_two_parts_of_the_gradient():
         replace(MICRO, updates_per_batch=1, loss=replace(BARE, negative_weight=0.0))
     )
     assert run.step()[0]["grad/negative_share"] == 0.0
+
+
+@pytest.mark.parametrize("updates", [1, 16])
+def test_the_negative_share_is_of_all_rows_before_the_first_update(updates):
+    """Held against the gradient of one loss over the whole batch, however small a minibatch is."""
+    config = replace(MICRO, loss=BARE, updates_per_batch=updates, lr=1e-2)
+    run = micro_trainer(config)
+    episodes, batch = run._collect()
+    x = run._inputs(run._prepare(batch, episodes), torch.arange(16), 0, torch.Generator())
+    norms = []
+    for kept in (x.advantages.clamp(max=0), x.advantages.clamp(min=0)):
+        loss, _ = compute_loss(BARE, replace(x, advantages=kept))
+        grads = torch.autograd.grad(loss, run.parameters, retain_graph=True, allow_unused=True)
+        norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
+    expected = norms[0] / sum(norms)
+    assert 0 < expected < 1
+    told = micro_trainer(config).step()[0]["grad/negative_share"]
+    assert told == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_probe_is_scored_when_due_under_the_current_policy():

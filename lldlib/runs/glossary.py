@@ -58,7 +58,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "grad/negative_share": Metric(
         "negative gradient",
-        "n / (n + p), the policy gradient's norms from tokens of advantage < 0 and > 0",
+        "n / (n + p), the policy gradient's norms from tokens of advantage < 0 and > 0: all rows, "
+        "before the first update",
         SHARE,
         "near 0.5; close to 1 the incorrect responses steer the update",
     ),

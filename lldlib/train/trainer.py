@@ -5,6 +5,7 @@ branched at a step draws what an unbroken one would have drawn.
 """
 
 import dataclasses
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from lldlib.runs import measures as diagnostics
 from lldlib.types import Batch, Episode
 from lldlib.world.environment import Environment
 
-GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
+GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
 QUESTIONS, SAMPLING, ORDER, DROPPED = range(4)  # purposes of random draws
 
 
@@ -161,13 +162,12 @@ class Trainer:
         norms, stats, share = [], [], {}
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
+        if self.step_index % GRAD_SHARE_EVERY == 0:
+            share = {"grad/negative_share": self._negative_share(prepared)}
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number, draws)
-            whole = self._is_whole(chosen)
-            if whole and number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
-                share = {"grad/negative_share": self._negative_share(inputs)}
             loss, numbers = compute_loss(self.config.loss, inputs)
-            pieces = None if whole else chosen
+            pieces = None if self._is_whole(chosen) else chosen
             norms.append(self._apply(loss, inputs, prepared, pieces))
             stats.append(numbers)
         self.policy.model.eval()
@@ -246,17 +246,45 @@ class Trainer:
         self.optimizer.step()
         return norm
 
-    def _negative_share(self, inputs: LossInputs) -> float:
-        """Share of negative-advantage rows in the policy term's gradient: of two norms' sum."""
-        bare = policy_only(self.config.loss)
+    def _negative_share(self, prepared: Prepared) -> float:
+        """Share of negative-advantage rows in the policy term's gradient: of two norms' sum.
+
+        Over all rows and before the first update, where both policies are one.
+        """
+        batch, old, bare = prepared.batch, prepared.old, policy_only(self.config.loss)
         norms = []
-        for keep in (inputs.advantages.clamp(max=0), inputs.advantages.clamp(min=0)):
-            # a generator of its own: a measurement must not move the draws of the update
-            part = dataclasses.replace(inputs, advantages=keep, generator=torch.Generator())
-            loss, _ = compute_loss(bare, part)
-            grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-            norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
+        for kept in (prepared.advantages.clamp(max=0), prepared.advantages.clamp(min=0)):
+            inputs = LossInputs(
+                logp=old.logp.clone().requires_grad_(),
+                old_logp=old.logp,
+                advantages=kept,
+                action_mask=batch.action_mask,
+                answer_mask=batch.answer_mask,
+                entropy=old.entropy,
+                negative_token_weights=prepared.negative_token_weights,
+                # of its own: a measurement must not move the draws of the update
+                generator=torch.Generator(),
+            )
+            compute_loss(bare, inputs)[0].backward()
+            norms.append(self._norm_through(batch, inputs.logp))
         return diagnostics.grad_share(*norms)
+
+    def _norm_through(self, batch: Batch, leaf: Float[Tensor, "B T"]) -> float:
+        """Norm of the weights' gradient that a gradient by log-probs implies; none is left."""
+        rows = leaf.grad.any(1).nonzero()[:, 0]  # the others have no part in it
+        if not len(rows):
+            return 0.0
+        part = batch.rows(rows)
+        # no more at a time than a minibatch has, for which there is memory
+        size = self.config.micro_rows or math.ceil(len(leaf) / self.config.updates_per_batch)
+        chosen = leaf.detach()[rows, : part.tokens.shape[1]]
+        chosen.grad = leaf.grad[rows, : part.tokens.shape[1]]
+        self.optimizer.zero_grad(set_to_none=True)
+        temperature = self.config.rollout.temperature
+        backward_through(self.policy.model, part, Scores(chosen), temperature, size)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(sum(g.square().sum() for g in grads) ** 0.5)
 
     # -- measurements --------------------------------------------------------------------------
 
