@@ -309,6 +309,7 @@ def test_lp_regs_saturation_is_its_value_per_protected_token():
     none = derived(METHODS["lp_reg"], dict.fromkeys(means, 0.0))
     assert math.isnan(none["lp_reg/saturation"])
     assert derived(METHODS["llds"], {}) == {}
+    assert derived(method("lp_reg", lp_reg_kl="exact"), means) == {}
 
 
 def test_kl_entropy_and_kl_cov_are_added_with_their_weights():

@@ -221,7 +221,9 @@ def _needs(config: LossConfig) -> set[str]:
     return {name for name, is_wanted in wanted.items() if is_wanted}
 
 
-def _derived(means: Mapping[str, float]) -> dict[str, float]:
+def _derived(config: LossConfig, means: Mapping[str, float]) -> dict[str, float]:
+    if config.lp_reg_kl == "exact":  # which has no limit to sit on
+        return {}
     value, share = means["lp_reg/value"], means["lp_reg/protected_share"]
     return {"lp_reg/saturation": value / share if share else math.nan}
 
@@ -243,9 +245,9 @@ LP_REG = Term(
         ),
         "lp_reg/saturation": Metric(
             "Lp-Reg per protected token",
-            "lp_reg/value over lp_reg/protected_share",
+            "lp_reg/value over lp_reg/protected_share, of the one-sample KL",
             NATS,
-            "under 1; over 5 most protected tokens are past the one-sample estimate's limit of 10, "
+            "under 1; over 5 most protected tokens are past its limit of 10, "
             "where they have no gradient",
         ),
     },

@@ -62,7 +62,7 @@ def regularizers(
 def derived(config: LossConfig, means: Mapping[str, float]) -> dict[str, float]:
     """What the terms derive from their statistics' means over a rollout batch's updates."""
     active = (term for term in TERMS if term.weight(config))
-    return {key: value for term in active for key, value in term.derived(means).items()}
+    return {key: value for term in active for key, value in term.derived(config, means).items()}
 
 
 def policy_only(config: LossConfig) -> LossConfig:

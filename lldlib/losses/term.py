@@ -74,7 +74,7 @@ def _nothing(config: LossConfig) -> set[str]:
     return set()
 
 
-def _no_more(means: Mapping[str, float]) -> dict[str, float]:
+def _no_more(config: LossConfig, means: Mapping[str, float]) -> dict[str, float]:
     return {}
 
 
@@ -95,7 +95,7 @@ class Term:
     ]
     needs: Callable[[LossConfig], set[str]] = _nothing  # optional fields of LossInputs it reads
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # what it logs
-    derived: Callable[[Mapping[str, float]], dict[str, float]] = _no_more
+    derived: Callable[[LossConfig, Mapping[str, float]], dict[str, float]] = _no_more
     symbol: str | None = None  # label of its weight's knob in the lab; None: no knob
 
     def weight(self, config: LossConfig) -> Number:
