@@ -109,6 +109,17 @@ def test_likelihood_with_only_correct_rows():
     assert report["likelihood/action_1"] == pytest.approx((-1 - 2 - 1 - 1 - 4 - 3) / 6)
 
 
+def test_the_official_likelihood_is_over_the_tokens_of_all_rows():
+    # rows with A >= 0: -1 -2 -0.5 (row 0) and -3 -1 (row 2, A = 0); 8 tokens with those of row 1
+    report = diagnostics.official_likelihood(OLD, torch.tensor([1.0, -1.0, 0.0]), MASK)
+    assert report == {"likelihood/official": pytest.approx(-7.5 / 8)}
+    every = diagnostics.official_likelihood(OLD, torch.zeros(3), MASK)
+    assert every == {"likelihood/official": pytest.approx(-13.5 / 8)}
+    assert diagnostics.official_likelihood(OLD, -torch.ones(3), MASK)["likelihood/official"] == 0
+    none = diagnostics.official_likelihood(OLD, torch.zeros(3), torch.zeros_like(MASK))
+    assert is_nan(none["likelihood/official"])
+
+
 def test_probe_report_separates_wording_from_content():
     span = torch.tensor([[0, 1, 2, 0, 3, 0], [0, 0, 1, 1, 3, 0], [0, 2, 0, 1, 0, 0]])
     report = diagnostics.probe_report(OLD, MASK, span)
@@ -216,6 +227,7 @@ def every_report():
     return (
         diagnostics.displacement(OLD, OLD + CHANGE, REWARDS, MASK)
         | diagnostics.likelihood(OLD, REWARDS, MASK)
+        | diagnostics.official_likelihood(OLD, advantages, MASK)
         | diagnostics.probe_report(OLD, MASK, span)
         | diagnostics.low_probability(OLD, OLD, advantages, MASK, 0.1)
         | diagnostics.sampler_gap(OLD, OLD, MASK)
@@ -228,6 +240,8 @@ def test_padding_and_the_order_of_rows_change_nothing():
     old, change, mask = wide
     report = diagnostics.displacement(old, old + change, REWARDS.flip(0), mask)
     report |= diagnostics.likelihood(old, REWARDS.flip(0), mask)
+    advantages = torch.tensor([0.0, -1.0, 1.0])
+    report |= diagnostics.official_likelihood(old, advantages, mask)
     expected = every_report()
     assert report == pytest.approx({k: expected[k] for k in report}, nan_ok=True)
 

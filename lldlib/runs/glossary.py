@@ -76,6 +76,13 @@ GLOSSARY: dict[str, Metric] = {
         NATS,
         "rises with the correct ones, which stay above it; a widening gap feeds the spiral",
     ),
+    "likelihood/official": Metric(
+        "likelihood as the official code logs it",
+        "sum of logp over the tokens of rows with A >= 0 / tokens of all rows, before the updates;"
+        " likelihood/correct is by reward, and over its own rows' tokens",
+        NATS,
+        "rises as the policy sharpens; rises as well where fewer tokens have A >= 0",
+    ),
     "likelihood/action_k": Metric(
         "correct responses, action k",
         "token mean of logp over the k-th action of correct responses, before the updates",

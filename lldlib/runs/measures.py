@@ -85,6 +85,21 @@ def likelihood(
     }
 
 
+def official_likelihood(
+    logp: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], action_mask: Bool[Tensor, "B T"]
+) -> dict[str, float]:
+    """The likelihood that the official code of LLDS logs, in nats, here over the whole batch.
+
+    `likelihood/official` = sum of logp over the action tokens of rows with A >= 0 / number of the
+    action tokens of ALL rows. Retrieved tokens are in neither; `logp` is that of the policy that
+    sampled. So it moves with the share of tokens in rows with A >= 0, too, and groups of one
+    reward count, also where every response is wrong. Source: `actor/pos_avg_old_log_prob` of LLDS
+    (c19a094, verl/workers/actor/dp_actor.py), which logs it of a batch's last micro-batch.
+    """
+    kept = action_mask & (advantages >= 0)[:, None]
+    return {"likelihood/official": mean_logp(torch.where(kept, logp, 0.0), action_mask)}
+
+
 def probe_report(
     logp: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], span: Int[Tensor, "B T"]
 ) -> dict[str, float]:

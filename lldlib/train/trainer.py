@@ -285,6 +285,7 @@ class Trainer:
             "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
         }
         row |= diagnostics.likelihood(scores.logp, batch.rewards, mask)
+        row |= diagnostics.official_likelihood(scores.logp, prepared.advantages, mask)
         row |= diagnostics.displacement(scores.logp, new, batch.rewards, mask)
         row |= diagnostics.low_probability(
             scores.logp, scores.proxy_logp, prepared.advantages, mask, loss.lp_reg_quantile
