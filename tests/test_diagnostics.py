@@ -93,6 +93,29 @@ def test_displacement_ignores_what_lies_outside_the_mask_even_nan():
     )
 
 
+def test_displacement_of_what_was_trained_on_and_of_what_was_not():
+    # sums of change: row 0 -1 over 3 tokens, row 1 -3 over 3, row 2 0.75 over 2
+    row = diagnostics.token_displacement(OLD, OLD + CHANGE, torch.tensor([1.0, -1.0, 0.0]), MASK)
+    assert row["displacement/all_token"] == pytest.approx(-3.25 / 8)
+    assert row["displacement/mixed_token"] == pytest.approx(-1 / 3)
+    fresh = diagnostics.fresh_displacement(
+        OLD, OLD + CHANGE, REWARDS, torch.tensor([0.0, -1.0, 1.0]), MASK, trained_on=0.5
+    )
+    assert fresh == {
+        "displacement/fresh_token": pytest.approx(-3.25 / 8),
+        "displacement/fresh_correct_token": pytest.approx(-0.25 / 5),  # rows 0 and 2
+        "displacement/fresh_mixed_token": pytest.approx(0.375),  # row 2
+        "displacement/trained": pytest.approx(0.5 - 0.375),
+    }
+
+
+def test_displacement_without_a_row_of_positive_advantage_is_unknown():
+    row = diagnostics.token_displacement(OLD, OLD, torch.zeros(3), MASK)
+    assert row["displacement/all_token"] == 0 and is_nan(row["displacement/mixed_token"])
+    none = (OLD, OLD, torch.zeros(3), torch.zeros(3), MASK)
+    assert is_nan(diagnostics.fresh_displacement(*none, trained_on=0.5)["displacement/trained"])
+
+
 def test_likelihood_by_hand():
     report = diagnostics.likelihood(OLD, REWARDS, MASK)
     # correct tokens: -1 -2 -0.5 (row 0), -3 -1 (row 2); incorrect: -1 -1 -4
@@ -226,6 +249,10 @@ def every_report():
     advantages = torch.tensor([1.0, -1.0, 0.0])
     return (
         diagnostics.displacement(OLD, OLD + CHANGE, REWARDS, MASK)
+        | diagnostics.token_displacement(OLD, OLD + CHANGE, advantages, MASK)
+        | diagnostics.fresh_displacement(
+            OLD, OLD + CHANGE, REWARDS, advantages, MASK, trained_on=0.0
+        )
         | diagnostics.likelihood(OLD, REWARDS, MASK)
         | diagnostics.official_likelihood(OLD, advantages, MASK)
         | diagnostics.probe_report(OLD, MASK, span)

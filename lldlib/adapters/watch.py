@@ -45,6 +45,9 @@ def measure(seen: Seen, probe: Probe | None) -> dict[str, float]:
     row = diagnostics.likelihood(seen.logp, seen.rewards, seen.action_mask)
     row |= diagnostics.official_likelihood(seen.logp, seen.advantages, seen.action_mask)
     row |= diagnostics.displacement(seen.logp, seen.new_logp, seen.rewards, seen.action_mask)
+    row |= diagnostics.token_displacement(
+        seen.logp, seen.new_logp, seen.advantages, seen.action_mask
+    )
     row |= diagnostics.low_probability(
         seen.logp, seen.proxy_logp, seen.advantages, seen.action_mask, seen.quantile
     )

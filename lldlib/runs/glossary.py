@@ -114,6 +114,43 @@ GLOSSARY: dict[str, Metric] = {
         NATS,
         "under 0, and bounded",
     ),
+    "displacement/all_token": Metric(
+        "displacement, all rows, per token",
+        "token mean of new_logp - old_logp over all rows",
+        NATS,
+        "about -KL(old || new): under 0 by any change of the policy, the more the larger it is",
+    ),
+    "displacement/mixed_token": Metric(
+        "displacement, A > 0, per token",
+        "token mean of new_logp - old_logp over rows with A > 0, so of groups of unequal rewards",
+        NATS,
+        "above displacement/fresh_mixed_token, see displacement/trained",
+    ),
+    "displacement/fresh_token": Metric(
+        "displacement, not trained on",
+        "the same over all rows of fresh rollouts of the old policy on the batch's questions, "
+        "which were not trained on",
+        NATS,
+        "-KL(old || new) in expectation, so under 0; the size of the step",
+    ),
+    "displacement/fresh_correct_token": Metric(
+        "displacement, correct, not trained on",
+        "the same over the correct ones of the fresh rollouts",
+        NATS,
+        "a little under 0",
+    ),
+    "displacement/fresh_mixed_token": Metric(
+        "displacement, A > 0, not trained on",
+        "the same over the fresh rollouts with A > 0 in their own groups",
+        NATS,
+        "a little under 0",
+    ),
+    "displacement/trained": Metric(
+        "trained displacement",
+        "displacement/mixed_token - displacement/fresh_mixed_token",
+        NATS,
+        "above 0: responses that were rewarded fare better than like ones not trained on",
+    ),
     "displacement/action_k": Metric(
         "displacement, action k",
         "mean over correct responses with a k-th action of its mean new_logp - old_logp",
