@@ -34,7 +34,7 @@ class Unreadable(ValueError):
 
 @dataclass
 class Log:
-    """What a file holds: columns of one length, NaN where a row has no value."""
+    """What a file holds: columns of one length; NaN: no value there, inf: one that is not finite."""
 
     name: str
     format: str
@@ -57,7 +57,7 @@ class Log:
                 column = self.columns[ours] = array("d")
             column.extend([NAN] * (self.rows - len(column)))
             if len(column) == self.rows:
-                column.append(value)
+                column.append(value if value == value else math.inf)  # a NaN that was logged
             kept = True
         self.rows += kept
 
@@ -317,7 +317,7 @@ def _document(path: Path, lines: Iterable[str], wanted: Mapping[str, str]) -> Lo
 def _table(path: Path, lines: Iterable[str], mark: str, wanted: Mapping[str, str]) -> list[Log]:
     """A CSV: one log, or one a run where W&B's chart export has several side by side."""
     csv.field_size_limit(LINE)
-    rows = csv.reader((line.replace("\0", "") for line in lines), delimiter=mark)
+    rows = csv.reader(lines, delimiter=mark)  # a half-written last cell ends in \0: no number
     header = next(rows, [])
     wandb = any(name.strip() in ("_step", "_runtime", "_timestamp") for name in header)
     runs, which = {}, []

@@ -1,0 +1,492 @@
+"""The verdict on a run, from the scores that its log holds, and the first warning before a fall.
+
+The rules are scale-free: falls are counted in shares of the run's own best score and in standard
+errors of its own noise. What is said of a log depends on its rows alone, so a log that is cut gets
+the verdict of its prefix.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import numpy as np
+
+from lldlib.doctor.series import (
+    ENOUGH,
+    Array,
+    Run,
+    Window,
+    break_at,
+    means,
+    noise,
+    trailing,
+    window_size,
+)
+from lldlib.runs.phases import AlarmRule, alarm
+
+Verdict = Literal["healthy", "stagnating", "degrading", "collapsed", "unknown"]
+ORDER: tuple[Verdict, ...] = ("unknown", "healthy", "stagnating", "degrading", "collapsed")
+SURE = 3.5  # standard errors that a fall must have: the best window is chosen, so 2 say nothing
+RISEN = 2.5  # standard errors that a rise must have: its windows are not chosen
+FALLEN = 0.25  # share of the best score that is lost: degrading
+LOST = 0.6  # ... collapsed
+HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are lost again
+LEARNED = 0.3  # share of the best score that must have been learned for that
+GAIN = 0.05  # share of its late score that a run must have won to have learned
+HIGH = 0.9  # share of the top score at which a run has nothing left to learn
+DEAD_ROWS = 10  # rows in a row at exactly the lowest score
+HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
+HELDOUT_LOST = 0.7  # share of the best held-out score that is lost: collapsed
+HELDOUT_FALLEN = 0.5  # ... degrading
+DEAD_ENTROPY = 1e-6  # nats a token: the policy draws nothing any more
+BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
+
+
+@dataclass(frozen=True)
+class Level:
+    """How a series of scores stands now against its best and its start."""
+
+    first: float
+    best: float
+    best_from: int  # rows with a score: where the best window begins
+    last: float
+    late: float  # mean of the last three tenths
+    lost: float  # share of the best score, over the floor, that is lost now
+    fall: float  # standard errors between best and last
+    rise: float  # standard errors between first and late
+    gain: float  # share of the late score, over the floor, that was won since the start
+    won: float  # share of the best score, over the floor, that was learned since the start
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is said of a run."""
+
+    verdict: Verdict
+    rule: str  # which rule gave it
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    collapsed_at: float | None = None  # a step
+    row: int | None = None  # the row of it, among all rows
+
+
+def judge(run: Run) -> Judgement:
+    """The verdict: of all rules that fire the worst; `unknown` where no rule has enough rows."""
+    rows = run.scored
+    if len(rows) < ENOUGH:
+        return _too_short(run, len(rows))
+    scores = run.signals["reward"][rows]
+    found = [
+        rule(run, rows, scores) for rule in (_dead_floor, _broken_numbers, _fallen, _held_out)
+    ]
+    worst = max((f for f in found if f), key=lambda f: ORDER.index(f.verdict), default=None)
+    return worst or _standing(run, scores)
+
+
+def _too_short(run: Run, count: int) -> Judgement:
+    what = f"{count} rows with a reward" if count else "no reward column"
+    return Judgement(
+        "unknown",
+        "too short",
+        f"Cannot say: the log has {what}, and a verdict needs {ENOUGH}.",
+    )
+
+
+def floor_of(run: Run, scores: Array) -> float:
+    """The score under which a run cannot fall: 0, or, where scores are negative, a lower one.
+
+    Where the best is over 0 it is 0 or the lowest mean of 5 rows; where all scores are negative the
+    lowest single answer that was logged, or else that mean.
+    """
+    low = float(min(means(scores, 5).min(), 0.0))
+    if scores.max() > 0:
+        return low
+    least = run.signals.get("reward_min")
+    known = least[np.isfinite(least)] if least is not None else np.empty(0)
+    return min(low, float(known.min())) if len(known) else low
+
+
+def level(scores: Array, floor: float) -> Level:
+    """Where the scores stand; windows of a tenth of the rows and of a fifth are compared.
+
+    The fall is the larger of the two windows', so that a slow slide shows as well as a sudden one.
+    """
+    size = window_size(len(scores))
+    spread, rows = noise(scores)
+    deepest: tuple[float, Window, float] | None = None
+    for width in (size, 2 * size):
+        mean = means(scores, width)
+        end = int(np.argmax(mean))
+        error = max(spread * math.sqrt(2 * rows / width), 1e-12)
+        if deepest is None or (mean[end] - mean[-1]) / error > deepest[0]:
+            fall = (mean[end] - mean[-1]) / error
+            deepest = fall, Window(float(mean[end]), error, end + width - 1), width
+    fall, best, width = deepest
+    last, late_rows = float(scores[-size:].mean()), max(size, int(0.3 * len(scores)))
+    first, late = float(scores[:size].mean()), float(scores[-late_rows:].mean())
+    error = max(spread * math.sqrt(rows / size + rows / late_rows), 1e-12)
+    room = max(best.mean - floor, 1e-12)
+    return Level(
+        first=first,
+        best=best.mean,
+        best_from=best.end - int(width) + 1,
+        last=last,
+        late=late,
+        lost=(best.mean - last) / room,
+        fall=fall,
+        rise=(late - first) / error,
+        gain=(late - first) / max(late - floor, 1e-12),
+        won=(best.mean - first) / room,
+    )
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _dead_floor(run: Run, rows: Array, scores: Array) -> Judgement | None:
+    """Scores that had moved are exactly at their lowest, row after row."""
+    low = scores.min()
+    above = np.flatnonzero(scores > low + 1e-9 * max(abs(low), 1e-9))
+    if not len(above) or scores.max() - low < 1e-9:
+        return None
+    begin = int(above[-1]) + 1
+    dead, head = len(scores) - begin, scores[:begin]
+    if dead < DEAD_ROWS or begin < 5 or np.mean(head > low) < 0.8:
+        return None
+    step = run.steps[rows[begin]]
+    said = f"since step {step:g} the score is exactly {low:g}, its lowest, in {dead} rows in a row"
+    before = f"before it was {head[: window_size(len(scores))].mean():.3g}"
+    return Judgement(
+        "collapsed",
+        "dead floor",
+        f"Collapsed at step {step:g}: every answer scores the lowest.",
+        (f"{said}; {before}",),
+        float(step),
+        int(rows[begin]),
+    )
+
+
+def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
+    """The score has lost a large share of its best, by far more than its noise."""
+    now = level(scores, floor_of(run, scores))
+    if now.fall < SURE or now.lost < FALLEN:
+        return None
+    begin = now.best_from + break_at(scores[now.best_from :])
+    step, percent = run.steps[rows[begin]], f"{100 * now.lost:.0f} %"
+    size = window_size(len(scores))
+    evidence = (
+        f"{run.columns['reward']}: best {now.best:.3g} (mean around step "
+        f"{run.steps[rows[min(now.best_from + size, len(rows) - 1)]]:g}), "
+        f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it is lost",
+        f"the fall is {now.fall:.1f} standard errors of this log's own noise",
+    )
+    undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
+    if now.lost >= LOST or undone:
+        sentence = f"Collapsed at step {step:g}: the reward lost {percent} of its best."
+        return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
+    sentence = f"Degrading: the reward lost {percent} of its best and has not come back."
+    return Judgement("degrading", "fall", sentence, evidence, None, int(rows[begin]))
+
+
+def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
+    """The entropy is 0 to rounding and gradients or KL are not finite or absurd."""
+    entropy, broken = run.signals.get("entropy"), blown(run)
+    if entropy is None or not len(broken):
+        return None
+    known = np.flatnonzero(np.isfinite(entropy))
+    if len(known) < ENOUGH or np.median(entropy[known[:5]]) < 1e-2:
+        return None
+    dead = entropy[known] < DEAD_ENTROPY
+    if dead[len(dead) // 2 :].mean() < 0.5 or level(scores, floor_of(run, scores)).rise > RISEN:
+        return None
+    begin = int(known[np.flatnonzero(dead)[0]])
+    step = run.steps[begin]
+    return Judgement(
+        "collapsed",
+        "broken numbers",
+        f"Collapsed at step {step:g}: the numbers broke, and the policy draws nothing any more.",
+        (
+            f"entropy is under {DEAD_ENTROPY:g} from step {step:g} on "
+            f"(it was {np.median(entropy[known[:5]]):.3g})",
+            f"gradient norm, KL or loss is not finite or absurd at step {run.steps[broken[0]]:g}",
+        ),
+        float(step),
+        begin,
+    )
+
+
+def blown(run: Run) -> Array:
+    """Rows in which the gradient norm, the KL or the loss is not finite or absurdly large.
+
+    A column in which more than three of ten values are not finite is taken as not measured there.
+    """
+    bad = np.zeros(len(run.steps), dtype=bool)
+    for name in ("grad_norm", "kl", "loss"):
+        values = run.signals.get(name)
+        if values is None:
+            continue
+        finite = np.isfinite(values)
+        size = np.abs(values[finite])
+        usual = float(np.median(size[size > 0])) if (size > 0).any() else math.inf
+        absurd = finite & (np.abs(values) > max(BLOWN * usual, 1e3))
+        infinite = np.isinf(values)
+        if infinite.sum() <= 0.3 * max(finite.sum(), 1):
+            absurd |= infinite
+        bad |= absurd if name != "loss" else infinite & absurd
+    return np.flatnonzero(bad)
+
+
+def heldout_level(run: Run) -> tuple[float, float, float, int] | None:
+    """(best, last, share lost, row of the fall) of the held-out score; None with too few points.
+
+    Best and last are means of three evaluations; the first counts as a candidate for the best.
+    """
+    rows = np.flatnonzero(np.isfinite(run.heldout))
+    if len(rows) < HELDOUT_POINTS:
+        return None
+    values = run.heldout[rows]
+    mean = means(values, 3)
+    top = int(np.argmax(mean))
+    floor = min(0.0, float(values.min()))
+    share = (mean[top] - mean[-1]) / max(mean[top] - floor, 1e-12)
+    fall = top + break_at(values[top:]) if len(values) - top >= 6 else len(values) - 3
+    return float(mean[top]), float(mean[-1]), float(share), int(rows[min(fall, len(rows) - 1)])
+
+
+def _held_out(run: Run, rows: Array, scores: Array) -> Judgement | None:
+    """The held-out score fell, whatever the training reward does."""
+    found = heldout_level(run)
+    if found is None or found[2] < HELDOUT_FALLEN:
+        return None
+    best, last, lost, row = found
+    values = run.heldout[np.isfinite(run.heldout)]
+    steps = np.abs(np.diff(values)) / math.sqrt(2)
+    if best - last < SURE * np.median(steps) / 0.6745 * math.sqrt(2 / 3):
+        return None  # within the noise from one evaluation to the next
+    step, up = run.steps[row], level(scores, floor_of(run, scores)).fall < SURE
+    evidence = [f"held-out score ({run.heldout_name}): best {best:.3g}, now {last:.3g}"]
+    if up:
+        evidence.append("the training reward did not fall with it")
+    verdict: Verdict = "collapsed" if lost >= HELDOUT_LOST else "degrading"
+    return Judgement(
+        verdict,
+        "held-out fall",
+        (f"Collapsed at step {step:g}" if verdict == "collapsed" else "Degrading")
+        + f": the held-out score lost {100 * lost:.0f} % of its best"
+        + (", while the training reward held." if up else "."),
+        tuple(evidence),
+        float(step) if verdict == "collapsed" else None,
+        row,
+    )
+
+
+def _standing(run: Run, scores: Array) -> Judgement:
+    """Nothing fell: did the run learn?"""
+    floor = floor_of(run, scores)
+    now = level(scores, floor)
+    said = f"{run.columns['reward']}: {now.first:.3g} at the start, {now.late:.3g} lately"
+    if now.rise >= RISEN and now.gain >= GAIN:
+        return Judgement(
+            "healthy",
+            "learned",
+            "Healthy: the reward rose by far more than its noise and holds.",
+            (f"{said}: {now.rise:.1f} standard errors of this log's own noise",),
+        )
+    top = top_of(run, scores)
+    if top is not None and now.late >= HIGH * top:
+        return Judgement(
+            "healthy",
+            "at the top",
+            "Healthy: the reward is near its top and holds.",
+            (f"{said}; the top is {top:g}",),
+        )
+    return Judgement(
+        "stagnating",
+        "no trend",
+        "Stagnating: the reward neither rises nor falls by more than its noise.",
+        (f"{said}: {now.rise:+.1f} standard errors; {RISEN:g} would be a trend",),
+    )
+
+
+def top_of(run: Run, scores: Array) -> float | None:
+    """The highest score that can be had, where the log tells it: of single answers, or 1."""
+    most = run.signals.get("reward_max")
+    known = most[np.isfinite(most)] if most is not None else np.empty(0)
+    if len(known):
+        return float(known.max())
+    return 1.0 if 0.5 < scores.max() <= 1.0 and scores.min() >= 0 else None
+
+
+# -- warnings --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Warning_:
+    """A rule that can ring before the score falls; it looks back only."""
+
+    name: str
+    says: str  # with {x} for the threshold
+    strength: Callable[[Run], Array]  # a row's size of the sign; it rings over the threshold
+    grid: tuple[float, ...]  # thresholds that were tried
+
+
+def _of(run: Run, name: str) -> Array:
+    values = run.signals.get(name)
+    if values is None:
+        return np.full(len(run.steps), np.nan)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+START = 5  # rows at the start that no warning watches
+
+
+def _over_lowest(values: Array) -> Array:
+    mean = trailing(values)
+    mean[:START] = np.nan
+    lowest = np.fmin.accumulate(mean)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(lowest > 0, mean / lowest, np.nan)
+
+
+def _under_highest(values: Array) -> Array:
+    mean = trailing(values)
+    mean[:START] = np.nan
+    highest = np.fmax.accumulate(mean)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(mean > 0, highest / mean, np.where(highest > 0, np.inf, np.nan))
+
+
+def _over_median(values: Array, held: int = 1) -> Array:
+    """Trailing mean of `held` rows over the median of all rows up to 5 before it."""
+    now, out = trailing(values, held), np.full(len(values), np.nan)
+    for t in range(2 * START, len(values)):
+        before = values[: t - START + 1]
+        before = before[np.isfinite(before) & (before > 0)]
+        if len(before) >= START and now[t] == now[t]:
+            out[t] = now[t] / np.median(before)
+    return out
+
+
+def _likelihood(run: Run) -> Array:
+    """1 from the row on at which the alarm on lost likelihood rings (`runs.phases.alarm`)."""
+    names = {"displacement/correct_token": "displacement", "probe/content": "probe"}
+    series = {k: list(run.signals[v]) for k, v in names.items() if v in run.signals}
+    out = np.zeros(len(run.steps))
+    rung = alarm(series, AlarmRule()) if series else None
+    if rung is not None:
+        out[rung:] = 1.0
+    return out
+
+
+def _reward_fall(run: Run) -> Array:
+    """Standard errors that the last 5 scores lie under the best 5 so far, from row 15 on."""
+    out, rows = np.full(len(run.steps), np.nan), run.scored
+    scores = run.signals["reward"][rows] if len(rows) else np.empty(0)
+    for i in range(14, len(scores)):
+        past = scores[: i + 1]
+        gaps = np.abs(np.diff(past)) / 1.128  # mean range of two -> standard deviation
+        error = max(float(gaps.mean()) * math.sqrt(2 / 5), 1e-12)
+        out[rows[i]] = (means(past, 5).max() - past[-5:].mean()) / error
+    return out
+
+
+WARNINGS = (
+    Warning_(
+        "likelihood",
+        "correct answers lose log-probability (the alarm of the likelihood rings)",
+        _likelihood,
+        (0.5,),
+    ),
+    Warning_(
+        "entropy up",
+        "entropy is {x:g} times its lowest so far",
+        lambda run: _over_lowest(_of(run, "entropy")),
+        (1.2, 1.5, 2.0, 3.0, 4.0),
+    ),
+    Warning_(
+        "entropy down",
+        "entropy is one {x:g}th of its highest so far",
+        lambda run: _under_highest(_of(run, "entropy")),
+        (3.0, 5.0, 10.0, 30.0, 100.0),
+    ),
+    Warning_(
+        "gradient spike",
+        "a gradient norm is {x:g} times the median of all before",
+        lambda run: _over_median(_of(run, "grad_norm")),
+        (3.0, 5.0, 10.0, 20.0, 50.0),
+    ),
+    Warning_(
+        "KL up",
+        "the KL is {x:g} times the median of all before",
+        lambda run: _over_median(_of(run, "kl"), 3),
+        (5.0, 10.0, 20.0, 50.0, 100.0),
+    ),
+    Warning_(
+        "longer answers",
+        "answers are {x:g} times as long as the shortest so far",
+        lambda run: _over_lowest(_of(run, "length")),
+        (1.5, 2.0, 3.0, 5.0),
+    ),
+    Warning_(
+        "shorter answers",
+        "the longest answers so far were {x:g} times as long",
+        lambda run: _under_highest(_of(run, "length")),
+        (1.5, 2.0, 3.0, 5.0),
+    ),
+    Warning_(
+        "reward slips",
+        "the reward is {x:g} standard errors under its best",
+        _reward_fall,
+        (3.0, 4.0, 5.0, 6.0),
+    ),
+)
+
+
+@cache
+def evidence() -> dict[str, Any]:
+    """The table that travels with the package: thresholds, odds and what remedies did."""
+    text = files("lldlib.doctor").joinpath("evidence.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A warning that rang."""
+
+    name: str
+    says: str
+    row: int
+    odds: str
+
+
+def first_row(strength: Array, threshold: float) -> int | None:
+    """The first row whose sign is over the threshold."""
+    over = np.flatnonzero(strength > threshold)
+    return int(over[0]) if len(over) else None
+
+
+def rings(run: Run, before: int | None = None) -> list[Ring]:
+    """The warnings that rang, the earliest first; with `before` only those ahead of that row."""
+    found = []
+    for warning in WARNINGS:
+        kept = evidence()["warnings"].get(warning.name)
+        if kept is None or not kept["use"]:
+            continue
+        row = first_row(warning.strength(run), kept["threshold"])
+        if row is not None and (before is None or row < before):
+            says = warning.says.format(x=kept["threshold"])
+            found.append(Ring(warning.name, says, row, odds_of(kept)))
+    return sorted(found, key=lambda ring: ring.row)
+
+
+def odds_of(kept: dict[str, Any]) -> str:
+    """What a warning's record says, each run left out when its threshold was set."""
+    return (
+        f"over {kept['fell'] + kept['lived']} recorded runs, each left out in turn: it rang before "
+        f"{kept['warned']} of {kept['fell']} falls (median {kept['lead']:g} rows ahead), and in "
+        f"{kept['false']} of {kept['lived']} runs that lived"
+    )
