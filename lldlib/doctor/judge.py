@@ -38,10 +38,11 @@ HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are 
 LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
 HIGH = 0.9  # share of the top score at which a run has nothing left to learn
+SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
+CHANCE = -1.5  # log10 of the chance that scores in random order look as collapsed
 DEAD_ROWS = 10  # rows in a row at exactly the lowest score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
-HELDOUT_LOST = 0.7  # share of the best held-out score that is lost: collapsed
-HELDOUT_FALLEN = 0.5  # ... degrading
+HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
 DEAD_ENTROPY = 1e-6  # nats a token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
 
@@ -144,6 +145,52 @@ def level(scores: Array, floor: float) -> Level:
     )
 
 
+def by_chance(before: Array, after: Array, middle: float, cuts: float) -> float:
+    """Log10 of the chance that scores in random order part as well as these two stretches do.
+
+    Counted are the scores over `middle` in each (hypergeometric), times the `cuts` that could have
+    been chosen. 0 or more says nothing, and is given where the stretches overlap much.
+    """
+    if not len(before) or not len(after):
+        return 0.0
+    over, left = int((before > middle).sum()), int((after > middle).sum())
+    if over < SIDES * len(before) or left > (1 - SIDES) * len(after):
+        return 0.0
+    n, m, high = len(before), len(after), over + left
+    ways = [
+        _log_choose(n, k) + _log_choose(m, high - k)
+        for k in range(over, min(n, high) + 1)
+        if high - k <= m
+    ]
+    top = max(ways)
+    chance = top + math.log(sum(math.exp(w - top) for w in ways)) - _log_choose(n + m, high)
+    return (chance + math.log(cuts)) / math.log(10)
+
+
+def split(scores: Array, now: Level) -> tuple[int, float]:
+    """(first row after the fall, log10 of the chance of it) for the clearer of two stories.
+
+    Either the scores changed from one level to another at once, or they slid, and then the fall is
+    where a mean of 5 was last over the middle.
+    """
+    middle, n = (now.best + now.last) / 2, len(scores)
+    sudden = now.best_from + break_at(scores[now.best_from :])
+    over = np.flatnonzero(means(scores, 5) > middle)
+    slid = min(int(over[-1]) + 5, n - 1) if len(over) else sudden
+    best = scores[now.best_from : now.best_from + 2 * window_size(n)]
+    stories = [
+        (by_chance(scores[:sudden], scores[sudden:], middle, n), sudden),
+        (by_chance(scores[now.best_from : sudden], scores[sudden:], middle, n * n / 2), sudden),
+        (by_chance(best[: slid - now.best_from], scores[slid:], middle, n * n / 2), slid),
+    ]
+    chance, begin = min(stories, key=lambda story: story[0])
+    return begin, chance
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
 # -- rules -----------------------------------------------------------------------------------------
 
 
@@ -175,7 +222,7 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
     now = level(scores, floor_of(run, scores))
     if now.fall < SURE or now.lost < FALLEN:
         return None
-    begin = now.best_from + break_at(scores[now.best_from :])
+    begin, chance = split(scores, now)
     step, percent = run.steps[rows[begin]], f"{100 * now.lost:.0f} %"
     size = window_size(len(scores))
     evidence = (
@@ -185,7 +232,7 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
         f"the fall is {now.fall:.1f} standard errors of this log's own noise",
     )
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
-    if now.lost >= LOST or undone:
+    if chance <= CHANCE and (now.lost >= LOST or undone):
         sentence = f"Collapsed at step {step:g}: the reward lost {percent} of its best."
         return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
     sentence = f"Degrading: the reward lost {percent} of its best and has not come back."
@@ -193,7 +240,10 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
 
 
 def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
-    """The entropy is 0 to rounding and gradients or KL are not finite or absurd."""
+    """The entropy is 0 to rounding and gradients or KL are not finite or absurd.
+
+    Collapsed where the score was also at its lowest for a while, degrading where it was not.
+    """
     entropy, broken = run.signals.get("entropy"), blown(run)
     if entropy is None or not len(broken):
         return None
@@ -203,20 +253,31 @@ def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
     dead = entropy[known] < DEAD_ENTROPY
     if dead[len(dead) // 2 :].mean() < 0.5 or level(scores, floor_of(run, scores)).rise > RISEN:
         return None
-    begin = int(known[np.flatnonzero(dead)[0]])
-    step = run.steps[begin]
-    return Judgement(
-        "collapsed",
-        "broken numbers",
-        f"Collapsed at step {step:g}: the numbers broke, and the policy draws nothing any more.",
-        (
-            f"entropy is under {DEAD_ENTROPY:g} from step {step:g} on "
-            f"(it was {np.median(entropy[known[:5]]):.3g})",
-            f"gradient norm, KL or loss is not finite or absurd at step {run.steps[broken[0]]:g}",
-        ),
-        float(step),
-        begin,
-    )
+    first = run.steps[known[np.flatnonzero(dead)[0]]]
+    evidence = [
+        f"entropy is under {DEAD_ENTROPY:g} from step {first:g} on "
+        f"(it was {np.median(entropy[known[:5]]):.3g})",
+        f"gradient norm, KL or loss is not finite or absurd at step {run.steps[broken[0]]:g}",
+    ]
+    says, stretch = "the numbers broke, and the policy draws nothing any more.", _dead_stretch(scores)
+    if stretch is None:
+        return Judgement("degrading", "broken numbers", f"Degrading: {says}", tuple(evidence))
+    begin = int(rows[stretch[0]])
+    step = float(run.steps[begin])
+    evidence.append(f"from step {step:g} on the score was at its lowest in {stretch[1]} rows")
+    sentence = f"Collapsed at step {step:g}: {says}"
+    return Judgement("collapsed", "broken numbers", sentence, tuple(evidence), step, begin)
+
+
+def _dead_stretch(scores: Array) -> tuple[int, int] | None:
+    """(first row, length) of the longest stretch at exactly the lowest score, if it is long."""
+    at_low = np.concatenate([[0], (scores == scores.min()).astype(int), [0]])
+    edges = np.diff(at_low)
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    longest = int(np.argmax(ends - starts))
+    begin, length = int(starts[longest]), int(ends[longest] - starts[longest])
+    alive = begin >= 5 and np.mean(scores[:begin] > scores.min()) >= 0.8
+    return (begin, length) if length >= DEAD_ROWS and alive else None
 
 
 def blown(run: Run) -> Array:
@@ -267,20 +328,14 @@ def _held_out(run: Run, rows: Array, scores: Array) -> Judgement | None:
     steps = np.abs(np.diff(values)) / math.sqrt(2)
     if best - last < SURE * np.median(steps) / 0.6745 * math.sqrt(2 / 3):
         return None  # within the noise from one evaluation to the next
-    step, up = run.steps[row], level(scores, floor_of(run, scores)).fall < SURE
+    now = level(scores, floor_of(run, scores))
+    fell, step = now.fall >= SURE and now.lost >= FALLEN, run.steps[row]
+    said = f"the held-out score lost {100 * lost:.0f} % of its best"
     evidence = [f"held-out score ({run.heldout_name}): best {best:.3g}, now {last:.3g}"]
-    if up:
-        evidence.append("the training reward did not fall with it")
-    verdict: Verdict = "collapsed" if lost >= HELDOUT_LOST else "degrading"
+    evidence.append("the training reward did not fall" if not fell else "the reward fell less")
+    held = "" if fell else ", while the training reward held"
     return Judgement(
-        verdict,
-        "held-out fall",
-        (f"Collapsed at step {step:g}" if verdict == "collapsed" else "Degrading")
-        + f": the held-out score lost {100 * lost:.0f} % of its best"
-        + (", while the training reward held." if up else "."),
-        tuple(evidence),
-        float(step) if verdict == "collapsed" else None,
-        row,
+        "degrading", "held-out fall", f"Degrading: {said}{held}.", tuple(evidence), None, row
     )
 
 
