@@ -26,7 +26,6 @@ from lldlib.doctor.series import (
     trailing,
     window_size,
 )
-from lldlib.runs.phases import AlarmRule, alarm
 
 Verdict = Literal["healthy", "stagnating", "degrading", "collapsed", "unknown"]
 ORDER: tuple[Verdict, ...] = ("unknown", "healthy", "stagnating", "degrading", "collapsed")
@@ -426,14 +425,19 @@ def _over_median(values: Array, held: int = 1) -> Array:
     return out
 
 
-def _likelihood(run: Run) -> Array:
-    """1 from the row on at which the alarm on lost likelihood rings (`runs.phases.alarm`)."""
-    names = {"displacement/correct_token": "displacement", "probe/content": "probe"}
-    series = {k: list(run.signals[v]) for k, v in names.items() if v in run.signals}
-    out = np.zeros(len(run.steps))
-    rung = alarm(series, AlarmRule()) if series else None
-    if rung is not None:
-        out[rung:] = 1.0
+def _over_early(values: Array) -> Array:
+    """Trailing mean over the median of the first 10 rows."""
+    out = np.full(len(values), np.nan)
+    early = values[:10][np.isfinite(values[:10])]
+    if len(early) >= START and np.median(early) != 0:
+        out[10:] = (trailing(values) / np.median(early))[10:]
+    return out
+
+
+def _probe_fall(run: Run) -> Array:
+    """Nats a token that fixed correct answers lost within 10 rows, by means of 3."""
+    mean, out = trailing(_of(run, "probe"), 3), np.full(len(run.steps), np.nan)
+    out[10:] = mean[:-10] - mean[10:]
     return out
 
 
@@ -451,22 +455,34 @@ def _reward_fall(run: Run) -> Array:
 
 WARNINGS = (
     Warning_(
-        "likelihood",
-        "correct answers lose log-probability (the alarm of the likelihood rings)",
-        _likelihood,
-        (0.5,),
+        "probe falls",
+        "fixed correct answers lost {x:g} nats a token within 10 rows",
+        _probe_fall,
+        (0.5, 0.7, 0.85, 1.0, 1.5),
+    ),
+    Warning_(
+        "updates cost",
+        "the updates took {x:g} nats a token from correct answers, mean of 5 rows",
+        lambda run: -trailing(_of(run, "displacement")),
+        (0.04, 0.06, 0.08, 0.1, 0.15),
+    ),
+    Warning_(
+        "too sure",
+        "the batch's correct answers are surer than at the start: 1/{x:g} of the nats",
+        lambda run: 1 / np.maximum(_over_early(_of(run, "likelihood")), 1e-12),
+        (3.0, 4.0, 5.0, 6.0, 8.0),
     ),
     Warning_(
         "entropy up",
         "entropy is {x:g} times its lowest so far",
         lambda run: _over_lowest(_of(run, "entropy")),
-        (1.2, 1.5, 2.0, 3.0, 4.0),
+        (1.3, 1.5, 2.0, 3.0, 4.0),
     ),
     Warning_(
         "entropy down",
-        "entropy is one {x:g}th of its highest so far",
+        "entropy is 1/{x:g} of its highest so far",
         lambda run: _under_highest(_of(run, "entropy")),
-        (3.0, 5.0, 10.0, 30.0, 100.0),
+        (3.0, 4.0, 5.0, 7.0, 10.0, 30.0),
     ),
     Warning_(
         "gradient spike",
@@ -482,21 +498,21 @@ WARNINGS = (
     ),
     Warning_(
         "longer answers",
-        "answers are {x:g} times as long as the shortest so far",
-        lambda run: _over_lowest(_of(run, "length")),
-        (1.5, 2.0, 3.0, 5.0),
+        "answers are {x:g} times as long as at the start",
+        lambda run: _over_early(_of(run, "length")),
+        (1.2, 1.3, 1.5, 2.0, 3.0),
     ),
     Warning_(
         "shorter answers",
         "the longest answers so far were {x:g} times as long",
         lambda run: _under_highest(_of(run, "length")),
-        (1.5, 2.0, 3.0, 5.0),
+        (1.3, 1.5, 2.0, 3.0),
     ),
     Warning_(
         "reward slips",
         "the reward is {x:g} standard errors under its best",
         _reward_fall,
-        (3.0, 4.0, 5.0, 6.0),
+        (4.0, 5.0, 6.0, 7.0, 8.0, 10.0),
     ),
 )
 
@@ -524,15 +540,26 @@ def first_row(strength: Array, threshold: float) -> int | None:
     return int(over[0]) if len(over) else None
 
 
-def rings(run: Run, before: int | None = None) -> list[Ring]:
-    """The warnings that rang, the earliest first; with `before` only those ahead of that row."""
+NOW = 10  # rows at the end in which a warning must ring to be said of a run that lives
+
+
+def rings(run: Run, judged: Judgement) -> list[Ring]:
+    """The warnings that rang, the earliest first.
+
+    Of a run that fell those ahead of the fall; of one that lives only those that ring now and have
+    seldom rung in runs that lived.
+    """
+    fell = judged.verdict in ("degrading", "collapsed")
     found = []
-    for warning in WARNINGS:
-        kept = evidence()["warnings"].get(warning.name)
-        if kept is None or not kept["use"]:
+    for warning in WARNINGS if judged.verdict != "unknown" else ():
+        kept = evidence()["warnings"].get(warning.name, {"use": False})
+        if not kept["use"] or not (fell or kept["rare"]):
             continue
-        row = first_row(warning.strength(run), kept["threshold"])
-        if row is not None and (before is None or row < before):
+        strength = warning.strength(run)
+        row = first_row(strength, kept["threshold"])
+        loud = np.nanmax(strength[-NOW:], initial=-np.inf) > kept["threshold"]
+        ahead = judged.row is not None and row is not None and row < judged.row
+        if row is not None and (ahead if fell else loud):
             says = warning.says.format(x=kept["threshold"])
             found.append(Ring(warning.name, says, row, odds_of(kept)))
     return sorted(found, key=lambda ring: ring.row)

@@ -34,6 +34,7 @@ class Run:
     heldout_name: str = ""
     notes: list[str] = field(default_factory=list)
     stepped: bool = True  # False: the log names no step, rows are counted
+    resumed: tuple[float, ...] = ()  # steps at which it went on after a stop
 
     @cached_property
     def scored(self) -> Array:
@@ -52,6 +53,7 @@ class Run:
             heldout_name=self.heldout_name,
             notes=self.notes,
             stepped=self.stepped,
+            resumed=tuple(s for s in self.resumed if rows and s <= self.steps[rows - 1]),
             **short,
         )
 
@@ -73,6 +75,7 @@ def run_of(log: Log) -> Run:
     width = log.rows
     steps = np.arange(1.0, width + 1) if step_name is None else _filled(table[step_name])
     every = {("signal", n): v for n, v in signals.items()} | others
+    back = steps[np.flatnonzero(np.diff(steps) < 0) + 1]
     steps, every = _ordered(steps, every, notes)
     steps, every = _once(steps, every, notes)
     held = {k[1]: v for k, v in every.items() if k[0] == "heldout"}
@@ -88,6 +91,7 @@ def run_of(log: Log) -> Run:
         heldout_name=_set_names(held),
         notes=notes,
         stepped=step_name is not None,
+        resumed=tuple(float(s) for s in back if s > steps[0]),
     )
     _tidy(run)
     return run
