@@ -22,9 +22,10 @@ from lldlib.doctor.judge import (
     heldout_level,
     level,
 )
-from lldlib.doctor.series import ENOUGH, Array, Run, trailing, window_size
+from lldlib.doctor.series import ENOUGH, Run, noise, trailing, window_size
 
 FELL = ("degrading", "collapsed")
+LIVES = ("learned", "at the top", "no trend", "held-out fall")  # the training reward did not fall
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class Scene:
         return window_size(len(self.run.scored))
 
     def early(self, name: str) -> float:
-        """Median of a signal over the first rows in which it was measured."""
+        """Median of a signal over the first 5 rows in which it was measured."""
         known = _of(self.run, name)
         known = known[np.isfinite(known)]
-        return float(np.median(known[: self.size])) if len(known) >= ENOUGH else math.nan
+        return float(np.median(known[:5])) if len(known) >= ENOUGH else math.nan
 
     def before(self, name: str) -> float:
         """Median of a signal over the rows up to shortly before the fall."""
@@ -172,13 +173,15 @@ def _hardly_moves(s: Scene) -> str:
 
 
 def _tool_died(s: Scene) -> str:
-    if not s.fell or s.judged.row is None:
+    if s.judged.verdict != "collapsed" or s.judged.row is None:
         return ""
     scores, rows = s.run.signals["reward"][s.run.scored], s.run.scored
     i = int(np.searchsorted(rows, s.at))
     now = level(scores, floor_of(s.run, scores))
-    jump = scores[max(i - 5, 0) : i].mean() - scores[i : i + 3].mean() if i >= 5 else 0.0
-    if jump < 0.6 * (now.best - now.last) or now.best <= now.last:
+    if i < 5 or now.best <= now.last:
+        return ""
+    jump = float(np.median(scores[i - 5 : i]) - np.median(scores[i : i + 5]))
+    if jump < 0.8 * (now.best - now.last) or jump < 4 * noise(scores)[0]:
         return ""
     steady = [n for n in ("entropy", "grad_norm", "kl") if _steady(s, n)]
     measured = [n for n in ("entropy", "grad_norm", "kl") if s.before(n) == s.before(n)]
@@ -289,7 +292,7 @@ def _shorter(s: Scene) -> str:
         return ""
     a, b = float(np.median(known[:5])), s.late("length")
     a = max(a, s.before("length")) if s.at > 10 else a
-    return f"answers shrank from {a:.0f} to {b:.3g} tokens" if b <= 0.25 * a or b <= 3 < a else ""
+    return f"answers shrank from {a:.0f} to {b:.3g} tokens" if b <= 0.1 * a or b <= 3 < a else ""
 
 
 def _format(s: Scene) -> str:
@@ -308,8 +311,8 @@ def _spikes(s: Scene) -> str:
     if not s.fell or s.judged.row is None:
         return ""
     norms = _of(s.run, "grad_norm")
-    ahead = norms[max(s.at - max(10, len(norms) // 5), 0) : s.at + 1]
-    past = norms[: max(s.at - max(10, len(norms) // 5), 5)]
+    cut = s.at - min(max(10, len(norms) // 5), s.at // 2)
+    past, ahead = norms[:cut], norms[cut : s.at + 1]
     past, ahead = past[np.isfinite(past) & (past > 0)], ahead[np.isfinite(ahead)]
     if len(past) < 5 or not len(ahead):
         return ""
@@ -339,24 +342,36 @@ def _kl_ran(s: Scene) -> str:
 
 def _kl_in_reward(s: Scene) -> str:
     shaped = _of(s.run, "shaped_reward")
-    rows = np.flatnonzero(np.isfinite(shaped))
-    if len(rows) < ENOUGH or s.judged.verdict == "healthy":
+    known = np.isfinite(shaped)
+    if not s.fell or s.judged.row is None or known.sum() < ENOUGH:
         return ""
-    values = shaped[rows]
-    now = level(values, floor_of(s.run, values))
-    best = float(np.median(values[: max(5, s.size // 4)]))
-    if s.fell and (now.rise >= RISEN or now.last - best > 3 * np.abs(values[-s.size :]).std()):
-        if now.last > best and abs(now.last - best) > 0.05:
-            return (
-                f"{s.run.columns['shaped_reward']} rose from {best:.3g} to {now.last:.3g} while "
-                f"{s.run.columns['reward']} fell: the penalty is what was optimised"
-            )
-    return ""
+    old, new = shaped[: s.at][known[: s.at]], shaped[s.at :][known[s.at :]]
+    if len(old) < 3 or len(new) < 3:
+        return ""
+    a, b = float(np.median(old[-20:])), float(np.median(new))
+    if b - a <= 2 * float(np.std(new)) or b - a < 0.05:
+        return ""
+    return (
+        f"{s.run.columns['shaped_reward']} rose from {a:.3g} to {b:.3g} while "
+        f"{s.run.columns['reward']} fell: the penalty is what was optimised"
+    )
+
+
+KL_OF_REFERENCE = ("kl", "train/kl", "actor/kl_loss", "objective/kl", "kl/reference")
+
+
+def _reference(s: Scene) -> str:
+    start = s.early("kl")
+    if s.fell or s.judged.verdict == "healthy" or not start >= 0.3:
+        return ""
+    if s.run.columns["kl"] not in KL_OF_REFERENCE:
+        return ""
+    return f"{s.run.columns['kl']} is {start:.2g} nats a token in the first rows; near 0 is right"
 
 
 def _held_out_falls(s: Scene) -> str:
     found = heldout_level(s.run)
-    if found is None or found[2] < 0.3:
+    if found is None or found[2] < 0.3 or s.judged.rule not in LIVES:
         return ""
     scores = s.run.signals["reward"][s.run.scored]
     if level(scores, floor_of(s.run, scores)).fall >= SURE:
@@ -424,6 +439,17 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
         "no trend, and a KL to the reference under 0.005 nats a token at the end",
         _hardly_moves,
     ),
+    "reference": (
+        "The reference is not the policy that training began with",
+        "a KL of 0.3 nats a token or more in the first rows, and no trend",
+        _reference,
+    ),
+    "kl in reward": (
+        "A KL penalty inside the reward",
+        "the reward with the penalty rises while the score falls",
+        _kl_in_reward,
+    ),
+    "short": ("One-token answers", "answers shrink to a tenth, or to 3 tokens", _shorter),
     "displacement": (
         "Likelihood displacement",
         "correct answers lost 0.5 nats a token or more before the fall",
@@ -449,14 +475,8 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
         "answers 1.8 times as long, or 30 points more of them cut off, at the fall",
         _longer,
     ),
-    "short": ("One-token answers", "answers shrink to a quarter, or to 3 tokens", _shorter),
     "format": ("Format loss", "answers in the right format fall to 0.6 of before", _format),
     "kl": ("KL run-away", "the KL grows 5 times, to 0.5 nats a token or more", _kl_ran),
-    "kl in reward": (
-        "A KL penalty inside the reward",
-        "the reward with the penalty rises while the score falls",
-        _kl_in_reward,
-    ),
     "held-out": (
         "The training reward holds while the held-out score falls",
         "the held-out score loses three tenths, the training reward does not fall",
@@ -474,7 +494,8 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
 }
 EXPLAINED = {
-    "tool": {"short", "length", "entropy down", "format", "displacement"},
+    "short": {"entropy down"},
+    "tool": {"kl in reward", "spikes", "short", "length", "entropy down", "format", "displacement"},
     "no signal": {"entropy down", "hardly moves"},
     "broken start": {"hardly moves"},
 }
@@ -494,10 +515,11 @@ FOR = {  # pattern -> remedies in the order in which to try them
     "entropy up": ("llds", "lower lr", "no entropy bonus", "fewer updates"),
     "entropy down": ("llds", "lower lr", "lp_reg"),
     "length": ("tight budget", "llds"),
-    "short": ("kl out", "check reward"),
+    "short": ("check reward", "go back"),
+    "reference": ("check start",),
     "format": ("check reward", "warm start"),
     "kl": ("lower lr", "fewer updates", "llds"),
-    "kl in reward": ("kl out",),
+    "kl in reward": ("kl out", "go back"),
     "held-out": ("keep best", "lower lr"),
     "parts": ("check reward",),
     "sampler": ("check sampler", "fewer updates"),
@@ -506,6 +528,7 @@ MOST = 5  # pieces of advice on a page
 DEFAULT = {
     "collapsed": ("go back", "llds", "lower lr", "fewer updates"),
     "degrading": ("llds", "lower lr", "fewer updates"),
+    "stagnating": ("find signal", "raise lr"),
 }
 
 

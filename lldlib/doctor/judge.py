@@ -540,6 +540,7 @@ def first_row(strength: Array, threshold: float) -> int | None:
     return int(over[0]) if len(over) else None
 
 
+WHILE_LEARNING = ("entropy up", "entropy down", "longer answers", "shorter answers", "too sure")
 NOW = 10  # rows at the end in which a warning must ring to be said of a run that lives
 
 
@@ -552,6 +553,8 @@ def rings(run: Run, judged: Judgement) -> list[Ring]:
     fell = judged.verdict in ("degrading", "collapsed")
     found = []
     for warning in WARNINGS if judged.verdict != "unknown" else ():
+        if judged.verdict == "healthy" and warning.name in WHILE_LEARNING:
+            continue
         kept = evidence()["warnings"].get(warning.name, {"use": False})
         if not kept["use"] or not (fell or kept["rare"]):
             continue
