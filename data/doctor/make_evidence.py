@@ -45,7 +45,8 @@ def main() -> None:
     }
     OUT.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, kept in table["warnings"].items():
-        print(f"{name:16} over {kept['threshold']:<5g} use={kept['use']} rare={kept['rare']}  {rules.odds_of(kept)}")
+        said = f"use={kept['use']} rare={kept['rare']}  {rules.odds_of(kept)}"
+        print(f"{name:16} over {kept['threshold']:<5g} {said}")
     print(json.dumps(table["verdict"], indent=1))
 
 
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def recorded() -> dict[str, list[Run]]:
-    """Recorded runs with enough rows, grouped by what is one run: a branch and its trunk are one."""
+    """Recorded runs with enough rows, a group for what is one run: a branch and its trunk."""
     groups: dict[str, dict[str, Run]] = defaultdict(dict)
     for file in sorted(RUNS.rglob("metrics.jsonl")):
         try:
@@ -261,8 +262,8 @@ def remedies() -> dict[str, dict[str, str]]:
             "data/runs/main, controls",
         ),
         "fewer updates": (
-            "Take fewer optimiser updates from each rollout batch (verl: larger ppo_mini_batch_size "
-            "or ppo_epochs=1; TRL: num_iterations=1)",
+            "Take fewer optimiser updates from each rollout batch (verl: a larger "
+            "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
             "recorded here, GRPO at lr 8e-4, by updates a batch: "
             + "; ".join(f"{u}: {said}" for u, said in updates.items()),
             "more rollouts for as many updates",
@@ -285,13 +286,13 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "clip gradient": (
             "Clip the gradient norm at 1 and skip updates that are not finite",
-            "noted here: at a clip of 20 one update with a norm in the hundreds ended runs with and "
-            "without LLDS; at 1 to 2 GRPO dipped and came back",
+            "noted here: at a clip of 20 one update with a norm in the hundreds ended runs with "
+            "and without LLDS; at 1 to 2 GRPO dipped and came back",
             "none",
             "data/README.md, settings that were looked for",
         ),
         "tight budget": (
-            "Give answers a token budget that ends endless ones, and score what is cut off as wrong",
+            "Give answers a token budget that ends endless ones, and score what is cut as wrong",
             "noted here: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
             "that soft punishment of overlong answers steadies training",
             "answers that need the length",
@@ -301,12 +302,12 @@ def remedies() -> dict[str, dict[str, str]]:
             "Look at the tool first: is the search server up, does it time out, did its address or "
             "quota change? Score a failed call as no episode, not as a wrong answer",
             "in a public Search-R1 log the score fell from 0.34 to 0.06 in one step, and the "
-            "validation at that step counts a time-out for nearly every search; the policy was well",
+            "validation at that step counts time-outs where it had none; the policy was well",
             "none; go back to the checkpoint before",
             "the log itself; Search-R1 issue 88 asks the same",
         ),
         "check resume": (
-            "Compare the settings, the data order and the optimizer state before and after the stop",
+            "Compare settings, data order and optimizer state before and after the stop",
             "a fall at a resume is more often a setting than a policy",
             "none",
             "this log",
@@ -314,8 +315,8 @@ def remedies() -> dict[str, dict[str, str]]:
         "find signal": (
             "Give the groups contrast: easier questions, more answers a group, a higher "
             "temperature, or drop groups of one reward (DAPO's dynamic sampling)",
-            "a group whose answers score alike has advantage 0; noted here: at temperature 1 one of "
-            "12 groups was mixed, at 1.5 seven of 8",
+            "a group whose answers score alike has advantage 0; noted here: at temperature 1 one "
+            "of 12 groups was mixed, at 1.5 seven of 8",
             "more rollouts",
             "data/README.md; DAPO, arXiv 2503.14476",
         ),
@@ -337,15 +338,14 @@ def remedies() -> dict[str, dict[str, str]]:
             "Raise the learning rate (by 3 to 10), or train longer; check that it has not decayed "
             "to 0 and that the adapters are trained",
             "a KL near 0 says that the policy is still the one it began as",
-            "a step that is too large ends runs: here at 8 times the rate "
-            f"{outcome(hot)}",
+            f"a step that is too large ends runs: here at 8 times the rate {outcome(hot)}",
             "this log; data/runs/phase",
         ),
         "kl out": (
             "Take the KL penalty out of the reward and put it into the loss (verl: "
             "algorithm.use_kl_in_reward=False, actor.use_kl_loss=True)",
             "in a public verl log answers shrank to one token, because a shorter answer paid less "
-            "penalty: the penalised reward rose from -13.6 to -1.3 while the score fell to its floor",
+            "penalty: the penalised reward rose from -13.6 to -1.3, the score fell to its floor",
             "none",
             "the log itself; GRPO, arXiv 2402.03300",
         ),
@@ -363,8 +363,8 @@ def remedies() -> dict[str, dict[str, str]]:
             "data/runs/methods",
         ),
         "check sampler": (
-            "Sample and train with the same precision and kernels, or correct the importance ratio",
-            "a gap between the sampler's and the trainer's probabilities makes the update off-policy",
+            "Sample and train with the same precision and kernels, or correct the ratio",
+            "a gap between the two sets of probabilities makes the update off-policy",
             "some speed",
             "verl documentation, rollout correction",
         ),
@@ -374,7 +374,7 @@ def remedies() -> dict[str, dict[str, str]]:
 
 
 def branches() -> str:
-    """What became of recorded GRPO runs that went on with LLDS from some batch before their fall."""
+    """What became of recorded GRPO runs that went on with LLDS before their fall."""
     early, late = [], []
     for folder in sorted((RUNS / "no_return").glob("seed=*")):
         trunk = study("main", method="grpo", seed=folder.name.removeprefix("seed="))

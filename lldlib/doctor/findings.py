@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lldlib.doctor.judge import (
-    RISEN,
     SURE,
     Judgement,
     _of,
@@ -401,7 +400,9 @@ def _at_resume(s: Scene) -> str:
         return ""
     step = s.run.steps[s.at]
     near = [r for r in s.run.resumed if abs(r - step) <= 3]
-    return f"the run was resumed at step {near[0]:g}, and the fall is at step {step:g}" if near else ""
+    return (
+        f"the run was resumed at step {near[0]:g}, and the fall is at step {step:g}" if near else ""
+    )
 
 
 def _sampler(s: Scene) -> str:
@@ -533,7 +534,7 @@ DEFAULT = {
 
 
 def advice(judged: Judgement, found: list[Pattern]) -> list[Advice]:
-    """What to try, in order: for each pattern its remedies, none twice; nothing for a healthy run."""
+    """What to try, in order: each pattern's remedies, none twice; a healthy run needs none."""
     wanted: dict[str, str] = {}
     depth = max((len(FOR[p.key]) for p in found), default=0)
     for place in range(depth):

@@ -80,9 +80,7 @@ def judge(run: Run) -> Judgement:
     if len(rows) < ENOUGH:
         return _too_short(run, len(rows))
     scores = run.signals["reward"][rows]
-    found = [
-        rule(run, rows, scores) for rule in (_dead_floor, _broken_numbers, _fallen, _held_out)
-    ]
+    found = [rule(run, rows, scores) for rule in (_dead_floor, _broken_numbers, _fallen, _held_out)]
     worst = max((f for f in found if f), key=lambda f: ORDER.index(f.verdict), default=None)
     return worst or _standing(run, scores)
 
@@ -258,7 +256,10 @@ def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
         f"(it was {np.median(entropy[known[:5]]):.3g})",
         f"gradient norm, KL or loss is not finite or absurd at step {run.steps[broken[0]]:g}",
     ]
-    says, stretch = "the numbers broke, and the policy draws nothing any more.", _dead_stretch(scores)
+    says, stretch = (
+        "the numbers broke, and the policy draws nothing any more.",
+        _dead_stretch(scores),
+    )
     if stretch is None:
         return Judgement("degrading", "broken numbers", f"Degrading: {says}", tuple(evidence))
     begin = int(rows[stretch[0]])
@@ -328,7 +329,7 @@ def _held_out(run: Run, rows: Array, scores: Array) -> Judgement | None:
     if best - last < SURE * np.median(steps) / 0.6745 * math.sqrt(2 / 3):
         return None  # within the noise from one evaluation to the next
     now = level(scores, floor_of(run, scores))
-    fell, step = now.fall >= SURE and now.lost >= FALLEN, run.steps[row]
+    fell = now.fall >= SURE and now.lost >= FALLEN
     said = f"the held-out score lost {100 * lost:.0f} % of its best"
     evidence = [f"held-out score ({run.heldout_name}): best {best:.3g}, now {last:.3g}"]
     evidence.append("the training reward did not fall" if not fell else "the reward fell less")
@@ -572,6 +573,6 @@ def odds_of(kept: dict[str, Any]) -> str:
     """What a warning's record says, each run left out when its threshold was set."""
     return (
         f"over {kept['fell'] + kept['lived']} recorded runs, each left out in turn: it rang before "
-        f"{kept['warned']} of {kept['fell']} falls (median {kept['lead']:g} rows ahead), and in "
+        f"{kept['warned']} of {kept['fell']} falls (median lead {kept['lead']:g} rows), and in "
         f"{kept['false']} of {kept['lived']} runs that lived"
     )

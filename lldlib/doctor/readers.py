@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from lldlib.doctor.signals import SIGNALS, canonical, read_name
+from lldlib.doctor.signals import SIGNALS, read_name
 
 NAN = float("nan")
 Row = dict[str, float]
@@ -34,7 +34,7 @@ class Unreadable(ValueError):
 
 @dataclass
 class Log:
-    """What a file holds: columns of one length; NaN: no value there, inf: one that is not finite."""
+    """What a file holds: columns of one length; NaN is no value, inf one that is not finite."""
 
     name: str
     format: str
@@ -197,7 +197,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 
 
 def _delimiter(head: str) -> str | None:
-    """The delimiter of a table, if the first lines are one: as many fields in each, and a header."""
+    """The delimiter of a table, if the first lines are one: a header and rows as wide."""
     lines = [line for line in head.splitlines()[:4] if line.strip()]
     for mark in (",", "\t", ";"):
         header, *rows = csv.reader(lines, delimiter=mark) if lines else [[]]
@@ -209,9 +209,9 @@ def _delimiter(head: str) -> str | None:
             return mark
         cells = [cell for row in rows for cell in row]
         numbers = sum(number(cell) is not None or not cell.strip() for cell in cells)
-        if rows and {len(row) for row in rows[:-1] or rows} == {len(header)}:
-            if numbers > len(cells) / 2:
-                return mark
+        alike = rows and {len(row) for row in rows[:-1] or rows} == {len(header)}
+        if alike and numbers > len(cells) / 2:
+            return mark
     return None
 
 
@@ -259,7 +259,9 @@ def _numbers(row: Mapping[object, object]) -> Row:
         else:
             flat[str(name)] = value
     found = {name: number(value) for name, value in flat.items()}
-    return {name: value * read_name(name).scale for name, value in found.items() if value is not None}
+    return {
+        name: value * read_name(name).scale for name, value in found.items() if value is not None
+    }
 
 
 # -- JSON and tables -------------------------------------------------------------------------------
@@ -344,10 +346,12 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _RAY = re.compile(r"^\s*\([\w.:<>-]+(?: pid=\d+)?(?:, ip=[\d.]+)?\)\s?(?:\[repeated[^\]]*\])?\s*")
 _VERL = re.compile(r"(?:^|[\s(])(?:step|global_step)\s*:\s*(\d+)(?=\s*(?:- |$|\0))")
 _QUOTED = re.compile(
-    r"""['"]([^'"]{1,120})['"]\s*:\s*((?:np\.\w+\()?['"]?[-+]?(?:[\d.]+(?:[eE][-+]?\d+)?%?(?:/\d+)?|nan|NaN|inf|Infinity)['"]?\)?)\s*(?=[,}])"""
+    r"""['"]([^'"]{1,120})['"]\s*:\s*((?:np\.\w+\()?['"]?[-+]?"""
+    r"""(?:[\d.]+(?:[eE][-+]?\d+)?%?(?:/\d+)?|nan|NaN|inf|Infinity)['"]?\)?)\s*(?=[,}])"""
 )
 _LOOSE = re.compile(
-    r"([A-Za-z_][\w/.@-]*(?: [a-z_]+)?)\s*[:=]\s*([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?%?(?:/\d+)?|nan|inf))(?=[\s,;|)\]]|$)"
+    r"([A-Za-z_][\w/.@-]*(?: [a-z_]+)?)\s*[:=]\s*"
+    r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?%?(?:/\d+)?|nan|inf))(?=[\s,;|)\]]|$)"
 )
 
 
@@ -389,7 +393,9 @@ def _console(path: Path, lines: Iterable[str], wanted: Mapping[str, str]) -> Log
 def _rewards(log: Log) -> int:
     """Rows with a reward."""
     log.close()
-    columns = [c for n, c in log.columns.items() if any(s == "reward" for s, _ in read_name(n).signals)]
+    columns = [
+        c for n, c in log.columns.items() if any(s == "reward" for s, _ in read_name(n).signals)
+    ]
     return max((sum(v == v for v in c) for c in columns), default=0)
 
 

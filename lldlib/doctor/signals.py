@@ -72,7 +72,9 @@ SIGNALS: dict[str, Signal] = {
         ("reward_std", "reward/std", "group_reward_std", "critic/score/std", "reward_std_mean"),
         "no signal: all answers of a group score alike",
     ),
-    "reward_min": Signal("lowest reward", "reward", ("critic/score/min", "reward/min"), "the floor"),
+    "reward_min": Signal(
+        "lowest reward", "reward", ("critic/score/min", "reward/min"), "the floor"
+    ),
     "reward_max": Signal("highest reward", "reward", ("critic/score/max", "reward/max"), "the top"),
     "no_contrast": Signal(
         "groups of one reward",
