@@ -334,7 +334,7 @@ def _kl_ran(s: Scene) -> str:
         return ""
     a = s.before("kl") if s.fell else float(np.median(known[: s.size]))
     b = s.peak("kl") if s.fell else s.late("kl")
-    if b >= max(5 * abs(a), 0.5):
+    if b >= max(5 * abs(a), 0.5 if s.fell else 1.0):
         return f"{s.run.columns['kl']} rose from {a:.3g} to {b:.3g} nats a token"
     return ""
 
@@ -476,8 +476,16 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
         "answers 1.8 times as long, or 30 points more of them cut off, at the fall",
         _longer,
     ),
-    "format": ("Format loss", "answers in the right format fall to 0.6 of before", _format),
-    "kl": ("KL run-away", "the KL grows 5 times, to 0.5 nats a token or more", _kl_ran),
+    "format": (
+        "Format loss",
+        "answers in the right format fall to 0.6 of before, or unreadable actions pile up",
+        _format,
+    ),
+    "kl": (
+        "KL run-away",
+        "the KL grows 5 times, to 0.5 nats a token or more (1 where nothing fell)",
+        _kl_ran,
+    ),
     "held-out": (
         "The training reward holds while the held-out score falls",
         "the held-out score loses three tenths, the training reward does not fall",

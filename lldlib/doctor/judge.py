@@ -416,13 +416,19 @@ def _under_highest(values: Array) -> Array:
 
 
 def _over_median(values: Array, held: int = 1) -> Array:
-    """Trailing mean of `held` rows over the median of all rows up to 5 before it."""
+    """Trailing mean of `held` rows over the median of the rows up to 5 before it.
+
+    The median is taken anew whenever a twentieth more rows are known, so a long log takes no longer.
+    """
     now, out = trailing(values, held), np.full(len(values), np.nan)
+    known = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    counts = np.concatenate([[0], np.cumsum(~np.isnan(known))])
+    taken, usual = 0, math.nan
     for t in range(2 * START, len(values)):
-        before = values[: t - START + 1]
-        before = before[np.isfinite(before) & (before > 0)]
-        if len(before) >= START and now[t] == now[t]:
-            out[t] = now[t] / np.median(before)
+        count = int(counts[t - START + 1])
+        if count >= START and count >= 1.05 * taken:
+            taken, usual = count, float(np.nanmedian(known[: t - START + 1]))
+        out[t] = now[t] / usual
     return out
 
 
@@ -445,12 +451,15 @@ def _probe_fall(run: Run) -> Array:
 def _reward_fall(run: Run) -> Array:
     """Standard errors that the last 5 scores lie under the best 5 so far, from row 15 on."""
     out, rows = np.full(len(run.steps), np.nan), run.scored
-    scores = run.signals["reward"][rows] if len(rows) else np.empty(0)
-    for i in range(14, len(scores)):
-        past = scores[: i + 1]
-        gaps = np.abs(np.diff(past)) / 1.128  # mean range of two -> standard deviation
-        error = max(float(gaps.mean()) * math.sqrt(2 / 5), 1e-12)
-        out[rows[i]] = (means(past, 5).max() - past[-5:].mean()) / error
+    if len(rows) < 15:
+        return out
+    scores = run.signals["reward"][rows]
+    gaps = np.abs(np.diff(scores)) / 1.128  # mean range of two -> standard deviation
+    spread = np.cumsum(gaps)[3:] / np.arange(4, len(scores))
+    mean = means(scores, 5)
+    fall = np.maximum.accumulate(mean) - mean
+    out[rows[4:]] = fall / np.maximum(spread * math.sqrt(2 / 5), 1e-12)
+    out[: rows[14]] = np.nan
     return out
 
 

@@ -29,7 +29,7 @@ COLOURS = {
     "unknown": "#5c6773",
 }
 PANELS = ("reward", "entropy", "grad_norm", "length", "kl", "likelihood")
-MOST_RUNS = 12  # lines in the figure that compares runs
+MOST_RUNS, NAMED = 60, 6  # lines in the figure that compares runs; so few are named in it
 
 
 @dataclass(frozen=True)
@@ -370,6 +370,8 @@ def runs_figure(all_found: Sequence[Diagnosis]) -> Figure:
             mean = trailing(scores, window_size(len(scores)))
             colour = COLOURS[found.judged.verdict]
             ax.plot(found.run.steps[rows], mean, color=colour, linewidth=1.4)
+            if len(all_found) > NAMED:
+                continue
             ax.annotate(found.run.name[:30], (found.run.steps[rows[-1]], mean[-1]), fontsize=7)
     ax.set_xlabel("step")
     ax.set_ylabel("reward, trailing mean")

@@ -404,22 +404,25 @@ def _take(seen: _Seen, line: str, cut: bool, wanted: Mapping[str, str]) -> None:
     if found and " - " in line:
         if seen.pending:
             seen.verl.add(seen.pending, wanted)
-        seen.pending = {"step": float(found[1])} | _pairs(line[found.end(1) :], cut)
+        seen.pending = {"step": float(found[1])} | _pairs(line[found.end(1) :], cut, seen, wanted)
     elif seen.pending and line.lstrip().startswith("- ") and ":" in line:  # metrics over more lines
-        seen.pending |= _pairs(" " + line.lstrip(), cut)
+        seen.pending |= _pairs(" " + line.lstrip(), cut, seen, wanted)
     elif seen.brace or "{" in line:
         _dict(seen, line, wanted)
     elif not seen.verl.rows and ("=" in line or ":" in line):
         _loose(seen, line, cut, wanted)
 
 
-def _pairs(text: str, cut: bool) -> Row:
-    """`- key:value` pairs; the last of a line that was cut is half a number."""
-    parts = text.split(" - ")
-    row = {}
-    for part in parts[: -1 if cut else None]:
+def _pairs(text: str, cut: bool, seen: _Seen, wanted: Mapping[str, str]) -> Row:
+    """`- key:value` pairs that are wanted; the last of a line that was cut is half a number."""
+    row, names = {}, seen.verl.seen
+    for part in text.split(" - ")[: -1 if cut else None]:
         name, colon, value = part.strip().rpartition(":")
-        if colon:
+        if not colon:
+            continue
+        if len(names) < NAMES:
+            names[name] = None
+        if name in wanted or read_name(name):
             known = number(value)
             if known is not None:
                 row[name] = known * read_name(name).scale
