@@ -142,7 +142,7 @@ def level(scores: Array, floor: float) -> Level:
     )
 
 
-def by_chance(before: Array, after: Array, middle: float, cuts: float) -> float:
+def by_chance(before: Array, after: Array, middle: float, cuts: float | int) -> float:
     """Log10 of the chance that scores in random order part as well as these two stretches do.
 
     Counted are the scores over `middle` in each (hypergeometric), times the `cuts` that could have
@@ -344,12 +344,13 @@ def _standing(run: Run, scores: Array) -> Judgement:
     floor = floor_of(run, scores)
     now = level(scores, floor)
     said = f"{run.columns['reward']}: {now.first:.3g} at the start, {now.late:.3g} lately"
+    dip = _dip(run, scores, floor)
     if now.rise >= RISEN and now.gain >= GAIN:
         return Judgement(
             "healthy",
             "learned",
             "Healthy: the reward rose by far more than its noise and holds.",
-            (f"{said}: {now.rise:.1f} standard errors of this log's own noise",),
+            (f"{said}: {now.rise:.1f} standard errors of this log's own noise", *dip),
         )
     top = top_of(run, scores)
     if top is not None and now.late >= HIGH * top:
@@ -357,14 +358,28 @@ def _standing(run: Run, scores: Array) -> Judgement:
             "healthy",
             "at the top",
             "Healthy: the reward is near its top and holds.",
-            (f"{said}; the top is {top:g}",),
+            (f"{said}; the top is {top:g}", *dip),
         )
     return Judgement(
         "stagnating",
         "no trend",
         "Stagnating: the reward neither rises nor falls by more than its noise.",
-        (f"{said}: {now.rise:+.1f} standard errors; {RISEN:g} would be a trend",),
+        (f"{said}: {now.rise:+.1f} standard errors; {RISEN:g} would be a trend", *dip),
     )
+
+
+def _dip(run: Run, scores: Array, floor: float) -> tuple[str, ...]:
+    """A fall that the run came back from."""
+    mean = means(scores, window_size(len(scores)))
+    best = np.maximum.accumulate(mean)
+    lost = (best - mean) / np.maximum(best - floor, 1e-12)
+    low = int(np.argmax(lost))
+    spread, rows = noise(scores)
+    error = max(spread * math.sqrt(2 * rows / window_size(len(scores))), 1e-12)
+    if lost[low] < HALF or (best[low] - mean[low]) / error < SURE:
+        return ()
+    step = run.steps[run.scored[low + window_size(len(scores)) - 1]]
+    return (f"it fell from {best[low]:.3g} to {mean[low]:.3g} by step {step:g} and came back",)
 
 
 def top_of(run: Run, scores: Array) -> float | None:
@@ -418,7 +433,7 @@ def _under_highest(values: Array) -> Array:
 def _over_median(values: Array, held: int = 1) -> Array:
     """Trailing mean of `held` rows over the median of the rows up to 5 before it.
 
-    The median is taken anew whenever a twentieth more rows are known, so a long log takes no longer.
+    The median is taken anew whenever a twentieth more rows are known, to be fast on long logs.
     """
     now, out = trailing(values, held), np.full(len(values), np.nan)
     known = np.where(np.isfinite(values) & (values > 0), values, np.nan)

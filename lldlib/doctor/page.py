@@ -71,7 +71,7 @@ def diagnose(path: Path | str, mapping: Mapping[str, str] | None = None) -> list
     return [diagnose_run(run_of(log)) for log in read_logs(path, mapping)]
 
 
-def diagnose_rows(rows: Sequence[Mapping[str, float]], name: str = "live") -> Diagnosis:
+def diagnose_rows(rows: Sequence[Mapping[str, float | int]], name: str = "live") -> Diagnosis:
     """Diagnose rows that were never in a file: one mapping of logged names to numbers a step."""
     log = Log(name, "live")
     for row in rows:
@@ -143,7 +143,9 @@ def sections(found: Diagnosis) -> list[tuple[str, list[str]]]:
 def _signals(found: Diagnosis) -> list[tuple[str, str]]:
     run = found.run
     held = [("held-out score", run.heldout_name)] if np.isfinite(run.heldout).any() else []
-    own = [(SIGNALS[k].title, v) for k, v in run.columns.items() if k in run.signals]
+    own = [
+        (SIGNALS[k].title, v) for k, v in run.columns.items() if k in run.signals and k != "epoch"
+    ]
     return own[:1] + held + own[1:]
 
 

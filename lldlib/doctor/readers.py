@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from lldlib.doctor.signals import SIGNALS, read_name
+from lldlib.doctor.signals import GUESSED, SIGNALS, read_name
 
 NAN = float("nan")
-Row = dict[str, float]
+Row = dict[str, float | int]
 HEAD = 65_536  # bytes at the start of a file by which its format is told
 LINE = 4_000_000  # bytes of a line that are read; what follows in that line is not
 WANDB_CUT = 4_095  # W&B's output.log cuts its lines at 4,096 characters: the last number is half
@@ -43,7 +43,7 @@ class Log:
     seen: dict[str, None] = field(default_factory=dict)  # every column's name, kept or not
     notes: list[str] = field(default_factory=list)
 
-    def add(self, row: Mapping[str, float], wanted: Mapping[str, str]) -> None:
+    def add(self, row: Mapping[str, float | int], wanted: Mapping[str, str]) -> None:
         """Append a row; a column that begins late is filled up with NaN."""
         kept = False
         for name, value in row.items():
@@ -158,10 +158,12 @@ def _read(path: Path, wanted: Mapping[str, str]) -> Iterable[Log]:
 def _text(path: Path, lines: Iterable[str], head: str, wanted: Mapping[str, str]) -> list[Log]:
     start = head.lstrip()
     if start.startswith(("{", "[")):
-        first = start.split("\n", 1)[0]
-        if _object(first) is None and ('"' in first or first.strip() in "{["):
+        first = _object(start.split("\n", 1)[0])
+        several = "\n" in start.rstrip()
+        if isinstance(first, dict) and several and "log_history" not in first:
+            return [_json_lines(path, lines, wanted)]
+        if first is not None or start[1:].lstrip()[:1] in ('"', "{", "[", ""):
             return [_document(path, lines, wanted)]
-        return [_json_lines(path, lines, wanted)]
     delimiter = _delimiter(head)
     if delimiter:
         return _table(path, lines, delimiter, wanted)
@@ -201,7 +203,9 @@ def _delimiter(head: str) -> str | None:
     lines = [line for line in head.splitlines()[:4] if line.strip()]
     for mark in (",", "\t", ";"):
         header, *rows = csv.reader(lines, delimiter=mark) if lines else [[]]
-        known = any(read_name(name).signals for name in header)
+        known = any(rank < GUESSED for name in header for _, rank in read_name(name).signals)
+        if any("{" in name for name in header):
+            continue  # a line of a console, with commas
         words = sum(bool(name.strip()) and number(name) is None for name in header)
         if len(header) < 2 or words <= len(header) / 2:
             continue
@@ -222,7 +226,7 @@ _WRAPPED = re.compile(r"(?:np\.\w+|tensor|array|Decimal|float)\((.*?)(?:,\s*(?:d
 _SPECIAL = {"nan": NAN, "inf": math.inf, "-inf": -math.inf, "infinity": math.inf}
 
 
-def number(text: object) -> float | None:
+def number(text: object) -> float | int | None:
     """The number that a field holds, or None: `np.float64(0.5)`, `12.5%`, `nan`, `"0.5"`, `2/9`."""
     if isinstance(text, bool) or text is None:
         return None
@@ -243,7 +247,7 @@ def number(text: object) -> float | None:
     return _float(head) if slash and head.isdigit() and tail.isdigit() else None
 
 
-def _float(value: str | float) -> float:
+def _float(value: str | float | int) -> float:
     try:
         return float(value)
     except (OverflowError, ValueError):
@@ -319,7 +323,7 @@ def _document(path: Path, lines: Iterable[str], wanted: Mapping[str, str]) -> Lo
 def _table(path: Path, lines: Iterable[str], mark: str, wanted: Mapping[str, str]) -> list[Log]:
     """A CSV: one log, or one a run where W&B's chart export has several side by side."""
     csv.field_size_limit(LINE)
-    rows = csv.reader(lines, delimiter=mark)  # a half-written last cell ends in \0: no number
+    rows = csv.reader(lines, delimiter=mark)
     header = next(rows, [])
     wandb = any(name.strip() in ("_step", "_runtime", "_timestamp") for name in header)
     runs, which = {}, []
@@ -332,7 +336,7 @@ def _table(path: Path, lines: Iterable[str], mark: str, wanted: Mapping[str, str
     form = "W&B export (CSV)" if wandb else "CSV"
     runs = runs or {"": Log(path.name, form)}
     for row in rows:
-        if len(row) != len(header):
+        if len(row) != len(header) or row[-1].endswith("\0"):
             continue  # a last line that is cut, or one from something else
         for run, log in runs.items():
             cells = [(w[1], f) for w, f in zip(which, row, strict=True) if w and w[0] in ("", run)]

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from lldlib.doctor.readers import Log
-from lldlib.doctor.signals import SIGNALS, read_name
+from lldlib.doctor.signals import GUESSED, SIGNALS, read_name
 
 Array = np.ndarray
 ENOUGH = 20  # rows with a reward under which nothing is said
@@ -70,11 +70,14 @@ def run_of(log: Log) -> Run:
         key=lambda n: (-_rising(table[n]), read_name(n).step),
         default=None,
     )
-    signals, columns = _signals(table)
+    signals, columns = _signals(table, notes)
     others = _others(table)
     width = log.rows
     steps = np.arange(1.0, width + 1) if step_name is None else _filled(table[step_name])
     every = {("signal", n): v for n, v in signals.items()} | others
+    if _within_epochs(steps, signals.get("epoch")):
+        notes.append("steps start anew in each epoch: rows are counted instead")
+        steps, step_name = np.arange(1.0, width + 1), None
     back = steps[np.flatnonzero(np.diff(steps) < 0) + 1]
     steps, every = _ordered(steps, every, notes)
     steps, every = _once(steps, every, notes)
@@ -116,7 +119,16 @@ def _filled(steps: Array) -> Array:
     return out
 
 
-def _signals(table: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]:
+def _within_epochs(steps: Array, epochs: Array | None) -> bool:
+    """Whether steps go back only where a new epoch begins."""
+    back = np.flatnonzero(np.diff(steps) < 0)
+    if epochs is None or not len(back):
+        return False
+    whole = np.floor(_filled(epochs))
+    return bool((whole[back + 1] > whole[back]).all())
+
+
+def _signals(table: dict[str, Array], notes: list[str]) -> tuple[dict[str, Array], dict[str, str]]:
     """For each of our signals the best-named column that holds numbers; small gaps are joined."""
     signals, columns = {}, {}
     for ours in SIGNALS:
@@ -128,6 +140,8 @@ def _signals(table: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]
         )
         if not ranked:
             continue
+        named = [r for r in ranked if r[0] < GUESSED]
+        ranked = named or ranked
         most = max(np.isfinite(table[name]).sum() for _, name in ranked)
         name = next(n for _, n in ranked if np.isfinite(table[n]).sum() >= most / 2)
         column = table[name].copy()
@@ -135,6 +149,8 @@ def _signals(table: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]
             if _same_name(other, name):
                 column = np.where(np.isnan(column), table[other], column)
         signals[ours], columns[ours] = column, name
+        if min(rank for rank, n in ranked if n == name) >= GUESSED:
+            notes.append(f"{name} is taken for the {SIGNALS[ours].title}: a guess by its name")
     if columns.get("shaped_reward") == columns.get("reward"):
         signals.pop("shaped_reward", None)
         columns.pop("shaped_reward", None)

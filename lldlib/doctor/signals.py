@@ -313,6 +313,7 @@ SIGNALS: dict[str, Signal] = {
         ),
         "a sampler that is not the policy",
     ),
+    "epoch": Signal("epoch", "count", ("training/epoch", "epoch", "epochs"), ""),
     "rollout_time": Signal(
         "time to sample",
         "seconds",
@@ -352,6 +353,20 @@ HELDOUT = (
     r"(?:test|heldout|held_out)/(?:reward|score|accuracy|acc|em)(?:/mean)?()",
     r"eval/(.+)/(?:reward|score|accuracy|acc|em)(?:/mean)?",
 )
+# what a name that stands nowhere above may still be; used only where a log has nothing better
+GUESSES = {
+    "reward": r".*(?:reward|return|score|success|accuracy).*",
+    "entropy": r".*entropy.*",
+    "grad_norm": r".*grad\w*_norm.*",
+    "kl": r"(?:.*_)?kl(?:_.*)?",
+    "length": r".*(?:completion|response|generation|gen|output|answer)\w*_(?:len|length|tokens).*",
+}
+NOT_GUESSED = re.compile(
+    r".*(?:std|max|min|loss|penalty|margin|chosen|rejected|advantage|val|eval|test|critic_(?!score)|coef|"
+    r"best|worst|pass_at|time|timing|per_second|perf|mfu|threshold|target|weight|zero|clip|limit|"
+    r"total_tokens|num_|ratio|theta|delta).*"
+)
+GUESSED = 900  # rank of a guess
 PART = re.compile(r"rewards/(?!mean$|std$|max$|min$|chosen|rejected|margins)([^/]+?)(?:/mean)?")
 TOOL_TROUBLE = re.compile(r".*(?:timeout|failed|failure|tool_error|search_error)[a-z_]*(?:/.*)?")
 _UNIT = re.compile(r"(.+?)\(([-+.\deE]+)\)")
@@ -409,12 +424,25 @@ def read_name(column: str) -> Name:
     spelled = column.strip().lower().replace("-", "_")
     held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(spelled)), None)
     part = PART.fullmatch(re.sub(r"^train/", "", column.strip()))
+    found = tuple(_PLACE.get(bare, ())) if held is None else ()
     trouble = bool(TOOL_TROUBLE.fullmatch(spelled)) and not spelled.startswith("timing")
     return Name(
-        tuple(_PLACE.get(bare, ())) if held is None else (),
+        found or (_guess(bare) if held is None and bare not in _STEP else ()),
         _STEP.get(bare),
         held,
         part[1] if part and held is None else None,
         trouble,
         scale,
+    )
+
+
+def _guess(bare: str) -> tuple[tuple[str, int], ...]:
+    """What a name resembles; a mean is a better guess than one that says nothing."""
+    if NOT_GUESSED.fullmatch(bare):
+        return ()
+    mean = 0 if re.search("mean|avg|average|total", bare) else 1
+    return tuple(
+        (signal, GUESSED + mean)
+        for signal, pattern in GUESSES.items()
+        if re.fullmatch(pattern, bare)
     )
