@@ -9,6 +9,7 @@ import pytest
 
 from lldlib.doctor.judge import judge
 from lldlib.doctor.page import as_html, as_text, diagnose
+from lldlib.doctor.readers import Unreadable
 
 LOGS = Path(os.environ.get("LLDLIB_LOGS", Path(__file__).resolve().parents[2] / "shared" / "logs"))
 RUNS = Path(__file__).resolve().parents[1] / "data" / "runs"
@@ -91,7 +92,10 @@ def test_a_file_cut_anywhere_is_read_as_its_prefix(name, tmp_path):
     for share in (0.3, 0.6, 0.9):
         file = tmp_path / name
         file.write_bytes(data[: int(share * len(data))])
-        cut = diagnose(file)[0]
+        try:
+            cut = diagnose(file)[0]
+        except Unreadable:  # the rows begin later
+            continue
         rows = len(cut.run.steps)
         assert cut.run.steps[:-1].tolist() == whole.steps[: rows - 1].tolist()
         # the last row may be half-written
