@@ -38,7 +38,7 @@ LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
 HIGH = 0.9  # share of the top score at which a run has nothing left to learn
 SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
-CHANCE = -1.5  # log10 of the chance that scores in random order look as collapsed
+CHANCE = -2.3  # log10 of the chance that scores in random order look as collapsed
 DEAD_ROWS = 10  # rows in a row at exactly the lowest score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
 HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
@@ -81,8 +81,12 @@ def judge(run: Run) -> Judgement:
         return _too_short(run, len(rows))
     scores = run.signals["reward"][rows]
     found = [rule(run, rows, scores) for rule in (_dead_floor, _broken_numbers, _fallen, _held_out)]
-    worst = max((f for f in found if f), key=lambda f: ORDER.index(f.verdict), default=None)
-    return worst or _standing(run, scores)
+    found = [judgement for judgement in found if judgement is not None]
+    if not found:
+        return _standing(run, scores)
+    worst = max(ORDER.index(judgement.verdict) for judgement in found)
+    alike = [judgement for judgement in found if ORDER.index(judgement.verdict) == worst]
+    return min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
 
 
 def _too_short(run: Run, count: int) -> Judgement:

@@ -4,8 +4,10 @@ A hook judges what was logged so far every few steps; at the first warning or fa
 page and says so once, through `logging`, with the page's path.
 """
 
+import html
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from lldlib.doctor.judge import ORDER, Verdict
 from lldlib.doctor.page import (
     Diagnosis,
+    as_html,
     as_markdown,
     as_object,
     as_text,
@@ -251,3 +254,40 @@ def _data_and_step(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any,
     data = kwargs.get("data", None if place is None else args[place])
     after = args[place + 1 :] if place is not None else args[1:]
     return data, kwargs.get("step", after[0] if after else 0)
+
+
+def upload_widget(height: int = 900) -> Any:
+    """A field to drop a log into, with its page under it; for notebooks and Voila.
+
+    `height` is the page's, in pixels. The page stands in a frame, so that neither changes the
+    other's style.
+    """
+    import ipywidgets
+
+    field = ipywidgets.FileUpload(multiple=True, description="Choose a log")
+    said, page = ipywidgets.HTML(), ipywidgets.HTML()
+
+    def dropped(change: Mapping[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            found, errors = [], []
+            for one in change["new"]:
+                file = Path(folder, Path(one["name"]).name or "log")
+                file.write_bytes(bytes(one["content"]))
+                try:
+                    found += diagnose(file)
+                except Unreadable as error:
+                    errors.append(str(error).replace(f"{folder}/", ""))
+        lines = [*errors, *(f"{one.run.name}: {one.judged.sentence}" for one in found)]
+        said.value = "<br>".join(html.escape(line) for line in lines)
+        page.value = "".join(frame(as_html(one), height) for one in found)
+
+    field.observe(dropped, "value")
+    return ipywidgets.VBox([field, said, page])
+
+
+def frame(text: str, height: int) -> str:
+    """A page inside another."""
+    return (
+        f'<iframe title="diagnosis" srcdoc="{html.escape(text, quote=True)}" '
+        f'style="width:100%;height:{height}px;border:1px solid #d5dbe1"></iframe>'
+    )
