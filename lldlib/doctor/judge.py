@@ -38,6 +38,7 @@ LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
 HIGH = 0.9  # share of the top score at which a run has nothing left to learn
 SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
+FOR_COLLAPSE = 30  # rows with a reward under which a fall is called degrading at most
 CHANCE = -2.3  # log10 of the chance that scores in random order look as collapsed
 DEAD_ROWS = 10  # rows in a row at exactly the lowest score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
@@ -233,7 +234,8 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
         f"the fall is {now.fall:.1f} standard errors of this log's own noise",
     )
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
-    if chance <= CHANCE and (now.lost >= LOST or undone):
+    sure = chance <= CHANCE and len(scores) >= FOR_COLLAPSE
+    if sure and (now.lost >= LOST or undone):
         sentence = f"Collapsed at step {step:g}: the reward lost {percent} of its best."
         return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
     sentence = f"Degrading: the reward lost {percent} of its best and has not come back."
