@@ -301,14 +301,11 @@ def _draw(ax: Axes, found: Diagnosis, name: str) -> None:
     known = np.isfinite(values)
     ax.plot(run.steps[known], values[known], color="#9aa5b1", linewidth=0.8)
     width = max(3, int(known.sum()) // 30)
-    mean = trailing(values[known], width)
-    ax.plot(
-        run.steps[known],
-        mean,
-        color="#1f3a5f",
-        linewidth=1.8,
-        label=f"mean of {width} rows",
-    )
+    fall = len(values) if found.judged.row is None else found.judged.row
+    for part, label in ((slice(None, fall), f"mean of {width} rows"), (slice(fall, None), None)):
+        kept = known[part]  # the mean starts anew at the fall: it must not smear it
+        mean = trailing(values[part][kept], width)
+        ax.plot(run.steps[part][kept], mean, color="#1f3a5f", linewidth=1.8, label=label)
     ax.set_title(f"{SIGNALS[key].title}   ({run.columns[key]})", loc="left", fontsize=10)
     if name == "reward":
         held = np.isfinite(run.heldout)
@@ -408,7 +405,7 @@ def as_html(found: Diagnosis) -> str:
     parts = [
         f"<h1>{_esc(run.name)}</h1>",
         f'<div class="verdict" style="background:{colour}">{_esc(head)}'
-        f"<small>{_esc(_upper(rest) or judged.sentence)}</small></div>",
+        f"<small>{_esc(_upper(rest) or judged.sentence)}{_esc(_likeness(found))}</small></div>",
     ]
     if len(run.scored):
         parts.append(_img(_alt(found), figure(found)))
@@ -417,6 +414,15 @@ def as_html(found: Diagnosis) -> str:
         parts.append(f"<h2>{_esc(title)}</h2>")
         parts.append(_html_section(title, lines, found))
     return _document(run.name, parts)
+
+
+def _likeness(found: Diagnosis) -> str:
+    """The first pattern and the first thing to try, for the top of the page."""
+    if not found.patterns:
+        return ""
+    title = found.patterns[0].title
+    tried = f" Try first: {found.advice[0].do}." if found.advice else ""
+    return f" It resembles: {title[:1].lower()}{title[1:]}.{tried}"
 
 
 def _html_section(title: str, lines: Sequence[str], found: Diagnosis) -> str:
