@@ -175,12 +175,13 @@ def verdict_odds(groups: dict[str, list[Run]]) -> dict:
     points.sort(key=lambda point: point != usual)  # of equal ones the thresholds in use
     said = [[_verdict(run, point) for _, run, _ in cases] for point in points]
     _verdict(cases[0][1], usual)
-    out = {"dead": defaultdict(int), "alive": defaultdict(int)}
+    left_out, in_use = ({"dead": defaultdict(int), "alive": defaultdict(int)} for _ in range(2))
     for k, (truth, _, group) in enumerate(cases):
         others = [j for j, case in enumerate(cases) if case[2] != group]
         wrong = [sum(_wrong(cases[j][0], row[j]) for j in others) for row in said]
-        out[truth][said[int(np.argmin(wrong))][k]] += 1
-    return {name: dict(counts) for name, counts in out.items()}
+        left_out[truth][said[int(np.argmin(wrong))][k]] += 1
+        in_use[truth][said[0][k]] += 1
+    return {"left_out": left_out, "in_use": in_use}
 
 
 def _verdict(run: Run, point: dict[str, float]) -> str:

@@ -188,15 +188,21 @@ def how_sure(judged: Judgement) -> str:
     """How the verdicts did on recorded runs whose labels were made another way."""
     if judged.verdict == "unknown":
         return "no verdict is given from less than its rule needs"
-    table = evidence()["verdict"]
-    dead, alive = table["dead"], table["alive"]
-    called = dead.get("collapsed", 0)
-    false = alive.get("collapsed", 0) + alive.get("degrading", 0)
-    return (
-        f"on this project's recorded runs, each left out when thresholds were set: {called} of "
-        f"{sum(dead.values())} runs that died were called collapsed, {false} of "
-        f"{sum(alive.values())} that lived were called degrading or collapsed"
+    (dead, of_dead, false, of_alive), (found, _, wrong, _) = (
+        _counts(evidence()["verdict"][how]) for how in ("in_use", "left_out")
     )
+    return (
+        f"of this project's recorded runs {dead} of {of_dead} that died are called collapsed, and "
+        f"{false} of {of_alive} that lived degrading or collapsed; with thresholds set on all "
+        f"other runs {found} and {wrong}"
+    )
+
+
+def _counts(table: Mapping[str, Mapping[str, int]]) -> tuple[int, int, int, int]:
+    """Dead runs called collapsed, dead runs; living ones called ill, living runs."""
+    dead, alive = table["dead"], table["alive"]
+    ill = alive.get("collapsed", 0) + alive.get("degrading", 0)
+    return dead.get("collapsed", 0), sum(dead.values()), ill, sum(alive.values())
 
 
 def as_text(found: Diagnosis) -> str:
