@@ -31,6 +31,9 @@ LOGS = ("*.log", "*.txt", "*.out", "*.csv", "*.tsv", "*.jsonl", "*.json", "*tfev
 class Unreadable(ValueError):
     """No rows were found; the message is one line that says what was looked for."""
 
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))  # a broken name may hold any kind of line end
+
 
 @dataclass
 class Log:
