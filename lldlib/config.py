@@ -117,6 +117,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW
     eval_every: int = 10  # batches between held-out evaluations (0 = never)
     probe_every: int = 1  # batches between scorings of the fixed probe set (0 = no probe set)
+    fresh_every: int = 0  # batches between rollouts that are measured, not trained on (0 = never)
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
     micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)

@@ -28,7 +28,7 @@ from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logi
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
-from lldlib.train.trainer import DROPPED, ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
+from lldlib.train.trainer import DROPPED, FRESH, ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
 from lldlib.world.environment import RULES
 
 
@@ -79,9 +79,10 @@ def test_equal_seeds_give_equal_bits_and_others_do_not():
 
 
 def test_every_draw_has_a_seed_of_its_own():
-    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(4)}
-    assert len(seeds) == 5 * 50 * 4
-    assert (QUESTIONS, SAMPLING, ORDER, DROPPED) == (0, 1, 2, 3)  # a new one goes at the end
+    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(5)}
+    assert len(seeds) == 5 * 50 * 5
+    purposes = (QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH)
+    assert purposes == (0, 1, 2, 3, 4)  # a new one goes at the end
 
 
 def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
@@ -308,6 +309,41 @@ def test_the_negative_share_is_of_the_two_parts_of_the_gradient():
         replace(MICRO, updates_per_batch=1, loss=replace(BARE, negative_weight=0.0))
     )
     assert run.step()[0]["grad/negative_share"] == 0.0
+
+
+def test_rollouts_that_are_only_measured_change_nothing_else():
+    config = replace(MICRO, loss=METHODS["clip_cov"], lr=1e-2)
+    one, two = micro_trainer(replace(config, fresh_every=2)), micro_trainer(config)
+    rows = [(untimed(one.step()[0]), untimed(two.step()[0])) for _ in range(3)]
+    assert same(weights(one), weights(two))
+    names = ("fresh_token", "fresh_correct_token", "fresh_mixed_token", "trained")
+    for (row, other), due in zip(rows, [True, False, True], strict=True):
+        new = {f"displacement/{name}" for name in names} if due else set()
+        assert row.keys() - other.keys() == new and all(describe(key) for key in new)
+        assert {k: v for k, v in row.items() if k not in new} == other
+        if due:
+            gap = row["displacement/mixed_token"] - row["displacement/fresh_mixed_token"]
+            assert row["displacement/trained"] == pytest.approx(gap)
+
+
+def test_fresh_rollouts_are_others_of_the_old_policy_on_the_same_questions(monkeypatch):
+    run = micro_trainer(replace(MICRO, fresh_every=1, lr=1e-2))
+    episodes, batch = run._collect()
+    (fresh, old), seen = run._fresh(episodes), []
+
+    def spy(trainer, batch, logp, trained_on):
+        seen.append((batch, logp))
+        return {}
+
+    monkeypatch.setattr(Trainer, "_fresh_displacement", spy)
+    run.step()
+    assert torch.equal(seen[0][0].tokens, fresh.tokens) and torch.equal(seen[0][1], old)
+    torch.testing.assert_close(old, fresh.sampler_logp, atol=1e-4, rtol=0)
+    assert torch.equal(fresh.group, batch.group)
+    prompt = min(int(b.action_mask.int().argmax(1).min()) for b in (fresh, batch))
+    assert torch.equal(fresh.tokens[:, :prompt], batch.tokens[:, :prompt])
+    width = min(fresh.tokens.shape[1], batch.tokens.shape[1])
+    assert not torch.equal(fresh.tokens[:, :width], batch.tokens[:, :width])
 
 
 @pytest.mark.parametrize("updates", [1, 16])

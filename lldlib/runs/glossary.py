@@ -76,6 +76,13 @@ GLOSSARY: dict[str, Metric] = {
         NATS,
         "rises with the correct ones, which stay above it; a widening gap feeds the spiral",
     ),
+    "likelihood/official": Metric(
+        "likelihood as the official code logs it",
+        "sum of logp over the tokens of rows with A >= 0 / tokens of all rows, before the updates;"
+        " likelihood/correct is by reward, and over its own rows' tokens",
+        NATS,
+        "rises as the policy sharpens; rises as well where fewer tokens have A >= 0",
+    ),
     "likelihood/action_k": Metric(
         "correct responses, action k",
         "token mean of logp over the k-th action of correct responses, before the updates",
@@ -106,6 +113,43 @@ GLOSSARY: dict[str, Metric] = {
         "token mean of new_logp - old_logp over incorrect responses",
         NATS,
         "under 0, and bounded",
+    ),
+    "displacement/all_token": Metric(
+        "displacement, all rows, per token",
+        "token mean of new_logp - old_logp over all rows",
+        NATS,
+        "about -KL(old || new): under 0 by any change of the policy, the more the larger it is",
+    ),
+    "displacement/mixed_token": Metric(
+        "displacement, A > 0, per token",
+        "token mean of new_logp - old_logp over rows with A > 0, so of groups of unequal rewards",
+        NATS,
+        "above displacement/fresh_mixed_token, see displacement/trained",
+    ),
+    "displacement/fresh_token": Metric(
+        "displacement, not trained on",
+        "the same over all rows of fresh rollouts of the old policy on the batch's questions, "
+        "which were not trained on",
+        NATS,
+        "-KL(old || new) in expectation, so under 0; the size of the step",
+    ),
+    "displacement/fresh_correct_token": Metric(
+        "displacement, correct, not trained on",
+        "the same over the correct ones of the fresh rollouts",
+        NATS,
+        "a little under 0",
+    ),
+    "displacement/fresh_mixed_token": Metric(
+        "displacement, A > 0, not trained on",
+        "the same over the fresh rollouts with A > 0 in their own groups",
+        NATS,
+        "a little under 0",
+    ),
+    "displacement/trained": Metric(
+        "trained displacement",
+        "displacement/mixed_token - displacement/fresh_mixed_token",
+        NATS,
+        "above 0: responses that were rewarded fare better than like ones not trained on",
     ),
     "displacement/action_k": Metric(
         "displacement, action k",

@@ -38,11 +38,11 @@ from lldlib.policy.score import (
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
-from lldlib.types import Batch, Episode
+from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
-QUESTIONS, SAMPLING, ORDER, DROPPED = range(4)  # purposes of random draws
+QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH = range(5)  # purposes of random draws
 
 
 @dataclass(frozen=True)
@@ -98,30 +98,47 @@ class Trainer:
         rolled = time.perf_counter()
         prepared = self._prepare(batch, episodes)
         scored = time.perf_counter()
+        fresh = self._fresh(episodes)
+        ready = time.perf_counter()
         metrics = self._update(prepared)
         updated = time.perf_counter()
-        metrics |= self._measure(prepared, episodes)
+        metrics |= self._measure(prepared, episodes, fresh)
         metrics |= {
             "time/rollout": rolled - started,
             "time/score": scored - rolled,
-            "time/update": updated - scored,
+            "time/update": updated - ready,
             "time/step": time.perf_counter() - started,
         }
         self.step_index += 1
         return metrics, episodes
 
     def _collect(self) -> tuple[list[Episode], Batch]:
-        config, split = self.config.rollout, self.environment.training(self.step_index)
+        split = self.environment.training(self.step_index)
         rng = random.Random(self._seed(QUESTIONS))
         self.rollout.tool = split.tool
+        questions = rng.sample(split.questions, self.config.rollout.problems)
+        return self._ask(questions, SAMPLING)
+
+    def _ask(self, questions: list[Question], purpose: int) -> tuple[list[Episode], Batch]:
+        config = self.config.rollout
         episodes = self.rollout.run(
             self.policy.model,
-            rng.sample(split.questions, config.problems),
+            questions,
             samples=config.group_size,
             temperature=config.temperature,
-            generator=torch.Generator().manual_seed(self._seed(SAMPLING)),
+            generator=torch.Generator().manual_seed(self._seed(purpose)),
         )
         return episodes, collate(episodes).to(self.device)
+
+    @torch.no_grad()
+    def _fresh(self, episodes: list[Episode]) -> tuple[Batch, Float[Tensor, "B T"]] | None:
+        """When due, other rollouts of the same questions, only measured, with their log-probs."""
+        every = self.config.fresh_every
+        if not every or self.step_index % every:
+            return None
+        questions = [e.question for e in episodes[:: self.config.rollout.group_size]]
+        _, batch = self._ask(questions, FRESH)
+        return batch, self._scored(self.policy.model, batch).logp
 
     @torch.no_grad()
     def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
@@ -289,7 +306,12 @@ class Trainer:
     # -- measurements --------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _measure(self, prepared: Prepared, episodes: list[Episode]) -> dict[str, float]:
+    def _measure(
+        self,
+        prepared: Prepared,
+        episodes: list[Episode],
+        fresh: tuple[Batch, Float[Tensor, "B T"]] | None,
+    ) -> dict[str, float]:
         batch, scores = prepared.batch, prepared.old
         new = self._scored(self.policy.model, batch).logp
         mask, loss = batch.action_mask, self.config.loss
@@ -301,7 +323,11 @@ class Trainer:
             "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
         }
         row |= diagnostics.likelihood(scores.logp, batch.rewards, mask)
+        row |= diagnostics.official_likelihood(scores.logp, prepared.advantages, mask)
         row |= diagnostics.displacement(scores.logp, new, batch.rewards, mask)
+        row |= diagnostics.token_displacement(scores.logp, new, prepared.advantages, mask)
+        if fresh is not None:
+            row |= self._fresh_displacement(*fresh, row["displacement/mixed_token"])
         row |= diagnostics.low_probability(
             scores.logp, scores.proxy_logp, prepared.advantages, mask, loss.lp_reg_quantile
         )
@@ -310,6 +336,15 @@ class Trainer:
         if self.probe is not None and self.step_index % self.config.probe_every == 0:
             row |= self.probe_metrics()
         return row
+
+    def _fresh_displacement(
+        self, batch: Batch, old: Float[Tensor, "B T"], trained_on: float
+    ) -> dict[str, float]:
+        new = self._scored(self.policy.model, batch).logp
+        advantages = group_advantages(batch.rewards, batch.group, scale=False)
+        return diagnostics.fresh_displacement(
+            old, new, batch.rewards, advantages, batch.action_mask, trained_on=trained_on
+        )
 
     @torch.no_grad()
     def probe_metrics(self) -> dict[str, float]:
