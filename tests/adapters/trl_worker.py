@@ -23,6 +23,8 @@ def main(folder: Path) -> None:
         learning_rate=1e-3,
         run_folder=str(folder / "run"),
         llds_coef=0.7,
+        lp_reg_coef=0.3,
+        lp_reg_quantile=0.5,
     )
     run = trainer(config, policy, Replaying(episodes))
     run.train()
