@@ -6,7 +6,6 @@ searcher has to read; no true held-out fact is ever shown.
 
 import logging
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -53,7 +52,7 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
     bar = tqdm(range(config.steps), disable=not progress, desc="warm start")
     for step in bar:
         if step % config.steps_per_world == 0:
-            permuted = _all_train(world.permuted(config.seed * 1_000_003 + step))
+            permuted = world.permuted(config.seed * 1_000_003 + step).all_as("train")
             retriever = BM25Retriever(permuted.passages("train"))
         scale = min(1.0, (step + 1) / 100) * max(0.05, 1 - step / config.steps)
         for group in optimizer.param_groups:
@@ -77,15 +76,6 @@ def save_policy(policy: Policy, path: Path) -> None:
     policy.model.save_pretrained(path)
     policy.tokenizer.save_pretrained(path)
     logger.info("saved the policy to %s", path)
-
-
-def _all_train(permuted: World) -> World:
-    """All facts for training: permuted() has kept every true held-out pair out.
-
-    Else the searcher would learn which (relation, entity) pairs never come up, and not look for the
-    held-out ones.
-    """
-    return World(replace(fact, split="train") for fact in permuted.facts)
 
 
 def _tokens(text, policy, question, world, retriever, rng, style) -> tuple[list[int], list[int]]:
