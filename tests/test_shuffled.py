@@ -51,7 +51,7 @@ def test_a_miss_gives_as_many_passages_as_were_asked_for():
 
 
 def test_a_probability_is_between_0_and_1():
-    with pytest.raises(ValueError, match="misses is 1.2"):
+    with pytest.raises(ValueError, match=r"misses is 1\.2"):
         searches(1.2, [])
 
 
