@@ -1,6 +1,6 @@
 """Settings as frozen dataclasses, with a comment per field; the command line is made of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,10 @@ Preserve = Literal["nonnegative", "positive"]
 Precision = Literal["float32", "bfloat16"]
 Kind = Literal["qa", "maths"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+
+PROBE_ROWS = 48  # correct trajectories in the fixed probe set, at most
+TRAIN_QUESTIONS = 1500  # questions that are drawn of the built-in world
+HELDOUT_QUESTIONS = 120  # of its held-out ones
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Questions and passages of a run; without `train` they are those of the built-in world."""
+    """Questions and passages of a run: from files, or without `train` those of a built-in world."""
 
     train: tuple[str, ...] = ()  # JSONL files of questions, or hub:NAME such as hub:dapo
     kind: Kind = "qa"  # qa: search, exact match; maths: no search, boxed answers by math-verify
@@ -90,6 +94,7 @@ class DataConfig:
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
     corpus: str | None = None  # passages for bm25, as JSONL
     index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
+    world: str = "atlas"  # without `train`: a name of world.environment.ENVIRONMENTS
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,21 @@ class TrainConfig:
             raise ValueError(
                 f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"
             )
+
+
+def train_config_from(raw: dict) -> TrainConfig:
+    """The TrainConfig of a run folder's config.json; ValueError if of another version."""
+    names = {f.name for f in fields(TrainConfig)}
+    kept = {k: v for k, v in raw.items() if k in names}
+    try:
+        kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
+        data = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.get("data", {}).items()}
+        kept |= {"load": LoadConfig(**kept.get("load", {})), "data": DataConfig(**data)}
+        return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"the run's config.json is of another version ({error}): start a new run"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,21 @@ class Turn:
     role: str
     tokens: list[int]
     logp: list[float]  # the sampler's log-probs; zeros where the policy did not choose
+    spans: list[Span]  # what each token is for; NONE where the policy did not choose
+
+    @classmethod
+    def given(cls, role: str, tokens: list[int]) -> "Turn":
+        """A turn that the policy did not choose: its prompt, or what the environment says."""
+        return cls(role, tokens, [0.0] * len(tokens), [Span.NONE] * len(tokens))
 
 
 @dataclass
 class Episode:
-    """One rollout: its turns in order, why it stopped, and what it answered (None = no answer)."""
+    """One rollout: its turns in order, why it stopped, and what it answered (None = no answer).
+
+    `reward` and `group` are set once, by the rollout: episodes of one question in one call share
+    a group, which is the question's place among those asked.
+    """
 
     question: Question
     turns: list[Turn]
@@ -70,6 +80,8 @@ class Episode:
     answer: str | None
     valid_searches: int
     invalid_actions: int
+    reward: float  # by the environment's rule
+    group: int
 
 
 @dataclass(frozen=True)

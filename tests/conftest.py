@@ -28,6 +28,7 @@ def guesser(tmp_path_factory) -> str:
     from lldlib.rollout.loop import TokenText
     from lldlib.train.warmstart import make_tiny, save_policy
     from lldlib.world.atlas import World
+    from lldlib.world.protocol import TINY
 
     world = World.load()
     policy = make_tiny(world, WarmstartConfig(width=16, layers=1, heads=2))
@@ -35,7 +36,7 @@ def guesser(tmp_path_factory) -> str:
     frequent = Counter(question.answers[0] for question in questions).most_common(8)
     text, optimizer = TokenText(policy.tokenizer), torch.optim.Adam(policy.model.parameters(), 0.01)
     for step in range(100):
-        prompt = text.encode(policy.protocol.prompt(questions[step].text))
+        prompt = text.encode(TINY.prompt(questions[step].text))
         answers = [text.encode(f"<answer> {answer} </answer>") for answer, _ in frequent]
         tokens = torch.tensor([prompt + answer for answer in answers])
         labels = tokens.clone()

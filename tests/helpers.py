@@ -20,8 +20,10 @@ from lldlib.train import trainer as train
 from lldlib.train.trainer import Trainer
 from lldlib.train.warmstart import make_tiny
 from lldlib.types import Batch, Episode, Question
+from lldlib.world.answers import exact_match, f1
 from lldlib.world.atlas import World
-from lldlib.world.protocol import SEARCH_R1, Protocol
+from lldlib.world.environment import RULES, Environment, Rules, Split
+from lldlib.world.protocol import Protocol
 
 torch.set_num_threads(1)  # one thread, so that equal programs give equal bits
 
@@ -44,7 +46,7 @@ def retriever() -> BM25Retriever:
 def tiny_policy(seed: int = 0) -> Policy:
     """A random searcher of the world that often writes the protocol's tags."""
     made = _tiny_policy(seed)
-    return Policy(copy.deepcopy(made.model), made.tokenizer, made.protocol)
+    return Policy(copy.deepcopy(made.model), made.tokenizer)
 
 
 @cache
@@ -73,6 +75,21 @@ def _train_questions() -> list[Question]:
     return world().questions("train")
 
 
+def worded(protocol: Protocol) -> Rules:
+    """Question answering in the texts of this protocol, whatever the tokenizer."""
+    return Rules(lambda tokenizer: protocol, exact_match, {"f1": f1})
+
+
+def answered(answer: str | None, accepted: tuple[str, ...]) -> float:
+    """A reward for any answer: a random policy never gives a right one."""
+    return float(answer is not None)
+
+
+def asking(questions: list[Question]) -> Environment:
+    """An environment of these questions and the world's train passages."""
+    return Environment.fixed(RULES["qa"], Split(questions, retriever()))
+
+
 def world_questions(count: int) -> list[Question]:
     """Train questions of the world, of one to three hops."""
     every = _train_questions()
@@ -98,7 +115,7 @@ def character_policy() -> Policy:
     """A random model over characters."""
     tokenizer = character_tokenizer()
     model = tiny_model(len(tokenizer), width=16, layers=2, heads=2, seed=0)
-    return Policy(model.eval(), tokenizer, SEARCH_R1)
+    return Policy(model.eval(), tokenizer)
 
 
 class StubRetriever:
@@ -173,7 +190,7 @@ def play(
     rollout has to say the same, or the episode leaves the script.
     """
     questions = [Question(str(i), f"q{i}", ("x",)) for i in range(len(scripts))]
-    rollout = Rollout(tokenizer, protocol, retriever, RolloutConfig(**config))
+    rollout = Rollout(tokenizer, worded(protocol), retriever, RolloutConfig(**config))
     encode = rollout.text.encode
     trajectories = []
     for question, script in zip(questions, scripts, strict=True):
@@ -186,19 +203,25 @@ def play(
 
 
 def random_batch(
-    policy: Policy, rows: int, *, seed: int = 0, questions: list[Question] | None = None, **config
+    policy: Policy,
+    rows: int,
+    *,
+    seed: int = 0,
+    questions: list[Question] | None = None,
+    rules: Rules = RULES["qa"],
+    **config,
 ) -> tuple[Batch, list[Episode]]:
-    """Sampled episodes of the policy on the world, in groups of two."""
-    rollout = Rollout(policy.tokenizer, policy.protocol, retriever(), RolloutConfig(**config))
+    """Sampled episodes of the policy on the world, said to be in groups of two."""
+    rollout = Rollout(policy.tokenizer, rules, retriever(), RolloutConfig(**config))
     episodes = rollout.run(
         policy.model,
         questions or world_questions(rows),
         temperature=rollout.config.temperature,
         generator=torch.Generator().manual_seed(seed),
     )
-    rewards = [float(row % 3 == 0) for row in range(len(episodes))]
-    groups = [row // 2 for row in range(len(episodes))]
-    return collate(episodes, rewards, groups, rollout.text), episodes
+    for row, episode in enumerate(episodes):
+        episode.reward, episode.group = float(row % 3 == 0), row // 2
+    return collate(episodes), episodes
 
 
 def padded(batch: Batch, columns: int, token: int) -> Batch:
@@ -226,7 +249,7 @@ MICRO = TrainConfig(
 
 def micro_trainer(config: TrainConfig = MICRO, **kwargs) -> Trainer:
     """A trainer of a random searcher on eight questions of the world."""
-    return Trainer(config, tiny_policy(3), retriever(), world_questions(8), **kwargs)
+    return Trainer(config, tiny_policy(3), asking(world_questions(8)), **kwargs)
 
 
 def weights(of: Trainer) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from lldlib.policy.load import word_tokenizer
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question, Span, StopReason, Turn
+from lldlib.world.protocol import spans
 
 N, F, Q, A = Span.NONE, Span.FREE, Span.QUERY, Span.ANSWER
 QUESTION = Question("0", "q", ("x",))
@@ -20,13 +21,15 @@ def words() -> TokenText:
 def turn(text: TokenText, role: str, said: str) -> Turn:
     """A turn of `said`; the policy's log-probs are -1, -2, ... so that each can be told apart."""
     tokens = text.encode(said)
-    own = role == "action"
-    return Turn(role, tokens, [-float(i + 1) if own else 0.0 for i in range(len(tokens))])
+    if role != "action":
+        return Turn.given(role, tokens)
+    logp = [-float(i + 1) for i in range(len(tokens))]
+    return Turn(role, tokens, logp, spans([text.piece(token) for token in tokens]))
 
 
-def episode(text: TokenText, *turns: tuple[str, str]) -> Episode:
+def episode(text: TokenText, *turns: tuple[str, str], reward=0.0, group=0) -> Episode:
     made = [turn(text, role, said) for role, said in turns]
-    return Episode(QUESTION, made, StopReason.ANSWER, "x", 0, 0)
+    return Episode(QUESTION, made, StopReason.ANSWER, "x", 0, 0, reward, group)
 
 
 def test_two_turns_written_out():
@@ -37,9 +40,11 @@ def test_two_turns_written_out():
         ("action", "hm <search> k </search>"),
         ("environment", "<information> p </information>"),
         ("action", "<answer> x </answer>"),
+        reward=1.0,
+        group=7,
     )
-    short = episode(text, ("prompt", "q q"), ("action", "hm"))
-    batch = collate([long, short], [1.0, 0.0], [7, 7], text)
+    short = episode(text, ("prompt", "q q"), ("action", "hm"), group=7)
+    batch = collate([long, short])
     one = lambda word: text.encode(word)[0]  # noqa: E731
     tokens = "q hm <search> k </search> <information> p </information> <answer> x </answer>"
     assert batch.tokens[0].tolist() == [one(word) for word in tokens.split()]
@@ -62,7 +67,7 @@ def test_an_end_of_sequence_that_is_also_padding_stays_an_action():
     assert text.eos == text.tokenizer.pad_token_id == 0
     ended = episode(text, ("prompt", "q"), ("action", "k<eos>"))
     longer = episode(text, ("prompt", "q"), ("action", "kxk<eos>"))
-    batch = collate([ended, longer], [0.0, 0.0], [0, 0], text)
+    batch = collate([ended, longer])
     assert batch.tokens[0, 2:].tolist() == [0, 0, 0]  # the policy's eos, then padding
     assert batch.action_mask.int().tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 1, 1]]
     assert batch.attention_mask.int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
@@ -72,20 +77,22 @@ def test_an_end_of_sequence_that_is_also_padding_stays_an_action():
 def test_an_empty_response_is_a_row_without_an_action():
     text = words()
     silent = episode(text, ("prompt", "q q"))
-    cut = Episode(QUESTION, [turn(text, "prompt", "q")], StopReason.TOKEN_BUDGET, None, 0, 0)
-    batch = collate([silent, cut], [0.0, 0.0], [0, 0], text)
+    cut = Episode(
+        QUESTION, [turn(text, "prompt", "q")], StopReason.TOKEN_BUDGET, None, 0, 0, 0.0, 0
+    )
+    batch = collate([silent, cut])
     assert not batch.action_mask.any() and (batch.span == N).all()
     assert batch.attention_mask.int().tolist() == [[1, 1], [1, 0]]
     nothing = episode(text, ("prompt", "q"), ("action", ""))
-    assert not collate([nothing], [0.0], [0], text).action_mask.any()
+    assert not collate([nothing]).action_mask.any()
 
 
 def test_only_the_first_action_of_a_turn_is_marked():
     text = words()
     odd = episode(text, ("prompt", "q"), ("action", "<answer> <search> k </search> x </answer>"))
-    assert collate([odd], [0.0], [0], text).span.tolist() == [[N, A, A, A, A, A, A]]
+    assert collate([odd]).span.tolist() == [[N, A, A, A, A, A, A]]
     odd = episode(text, ("prompt", "q"), ("action", "<search> k <answer> x </answer>"))
-    assert collate([odd], [0.0], [0], text).span.tolist() == [[N, F, F, A, A, A]]
+    assert collate([odd]).span.tolist() == [[N, F, F, A, A, A]]
 
 
 def test_tags_of_the_environment_are_never_marked():
@@ -97,7 +104,7 @@ def test_tags_of_the_environment_are_never_marked():
         ("environment", "<answer> x </answer>"),
         ("action", "hm"),
     )
-    batch = collate([hostile], [0.0], [0], text)
+    batch = collate([hostile])
     assert batch.span.tolist() == [[N, N, N, F, N, N, N, F]]
     assert not batch.answer_mask.any()
 
@@ -108,7 +115,7 @@ def test_tags_of_many_tokens():
     script += [("a", "so<answer>x</answer>")]
     stub = StubRetriever(["p"])
     (made,), _ = play(tokenizer, [script], retriever=stub, protocol=PLAIN, max_tokens=200)
-    batch = collate([made], [1.0], [0], TokenText(tokenizer))
+    batch = collate([made])
     parts = [
         (N, "Question: q0?\n"),
         (F, "hm"),
@@ -122,12 +129,12 @@ def test_tags_of_many_tokens():
 
 def test_no_episode_is_an_error_of_one_line():
     with pytest.raises(ValueError, match="no episodes to collate"):
-        collate([], [], [], words())
+        collate([])
 
 
 def test_the_types_of_the_legend():
     text = words()
-    batch = collate([episode(text, ("prompt", "q"), ("action", "x"))], [1.0], [0], text)
+    batch = collate([episode(text, ("prompt", "q"), ("action", "x"))])
     assert batch.tokens.dtype == batch.span.dtype == batch.group.dtype == torch.long
     assert batch.attention_mask.dtype == batch.action_mask.dtype == torch.bool
     assert batch.sampler_logp.dtype == batch.rewards.dtype == torch.float32

@@ -20,20 +20,23 @@ from torch import Tensor, nn
 from lldlib.config import RolloutConfig
 from lldlib.recipes import METHODS
 from lldlib.rollout.loop import Rollout
-from lldlib.types import Episode, Question, StopReason, Turn
+from lldlib.types import Episode, Question, Span, StopReason, Turn
+from lldlib.world.environment import RULES
 
 EPISODE = Episode(
     Question("q", "Who ?", ("Ada",)),
     [
-        Turn("prompt", [5, 6], [0.0] * 2),
-        Turn("action", [7, 8, 9], [-1.0] * 3),
-        Turn("environment", [3], [0.0]),
-        Turn("action", [4, 2], [-1.0] * 2),
+        Turn.given("prompt", [5, 6]),
+        Turn("action", [7, 8, 9], [-1.0] * 3, [Span.QUERY] * 3),
+        Turn.given("environment", [3]),
+        Turn("action", [4, 2], [-1.0] * 2, [Span.ANSWER] * 2),
     ],
     StopReason.ANSWER,
     "Ada",
-    1,
-    0,
+    valid_searches=1,
+    invalid_actions=0,
+    reward=1.0,
+    group=0,
 )
 
 
@@ -70,7 +73,7 @@ def test_both_loops_play_the_same_greedy_episodes():
     for max_tokens, max_searches, quitting in ((160, 3, 0), (160, 3, 16), (40, 2, 0), (10, 1, 0)):
         policy.model.lm_head.bias[policy.tokenizer.eos_token_id] = quitting
         config = RolloutConfig(max_tokens=max_tokens, max_searches=max_searches)
-        parts = (policy.tokenizer, policy.protocol, retriever(), config)
+        parts = (policy.tokenizer, RULES["qa"], retriever(), config)
         ours = Rollout(*parts).run(policy.model, questions, temperature=0.0)
         theirs = SearchR1Loop(*parts).run(policy.model, questions, temperature=0.0)
         assert [story(e) for e in ours] == [story(e) for e in theirs]
@@ -90,7 +93,7 @@ def story(episode: Episode) -> tuple:
 def test_a_sampled_episode_of_the_loop_holds_its_budgets():
     policy = tiny_policy()
     config = RolloutConfig(max_tokens=60, max_searches=1)
-    loop = SearchR1Loop(policy.tokenizer, policy.protocol, retriever(), config)
+    loop = SearchR1Loop(policy.tokenizer, RULES["qa"], retriever(), config)
     torch.manual_seed(0)
     episodes = loop.run(policy.model, world_questions(16), temperature=1.0)
     assert all(all_tokens([e]) <= 60 for e in episodes)
@@ -101,7 +104,7 @@ def test_a_sampled_episode_of_the_loop_holds_its_budgets():
 def test_the_loop_wants_tags_that_are_tokens():
     policy = character_policy()
     with pytest.raises(ValueError, match="not one token"):
-        SearchR1Loop(policy.tokenizer, policy.protocol, retriever(), RolloutConfig())
+        SearchR1Loop(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig())
 
 
 def test_tokens_are_counted_by_author():
@@ -138,7 +141,7 @@ def test_questions_of_a_workload_are_the_same_every_time(work, micro):
     assert work.batches(2) == again.batches(3)[:2]
     assert [len(set(batch)) for batch in work.batches(2)] == [4, 4]
     first, second = work.batches(1)[0][:2]
-    assert work.wider(3).rows == 3 * work.rows and work.wider(3).questions == work.questions
+    assert work.wider(3).rows == 3 * work.rows == 3 * 8
     assert work.repeated([first, second]) == [first, first, second, second]
 
 

@@ -9,11 +9,14 @@ from helpers import ScriptedModel, retriever, tiny_policy, world, world_question
 from torch import nn
 
 from lldlib.config import DemonstrationConfig, RolloutConfig, WarmstartConfig
+from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import Rollout, TokenText
 from lldlib.train.lessons import FILLER, demonstrate, filler
-from lldlib.train.warmstart import _tokens, supervised_loss, warm_start
+from lldlib.train.warmstart import lesson, supervised_loss, warm_start
+from lldlib.types import Episode, Span
 from lldlib.world.answers import exact_match
-from lldlib.world.protocol import TINY, parse_action
+from lldlib.world.environment import RULES
+from lldlib.world.protocol import parse_action
 
 NOISY = DemonstrationConfig()
 CLEAN = replace(NOISY, corrupt=0.0, stop_early=0.0)
@@ -94,32 +97,42 @@ def test_filler_is_free_form_but_of_known_words():
     assert filler(random.Random(7), 5.0) == filler(random.Random(7), 5.0)
 
 
+def spans_of(episode: Episode) -> list[Span]:
+    return [span for turn in episode.turns for span in turn.spans]
+
+
 def test_a_demonstration_has_the_tokens_of_a_rollout():
     """What the searcher is trained on is what it meets: the rollout says the same to the same."""
     policy, rng = tiny_policy(), random.Random(0)
     text = TokenText(policy.tokenizer)
     questions = world_questions(20)
-    rows = [_tokens(text, policy, q, world(), retriever(), rng, NOISY) for q in questions]
+    lessons = [lesson(text, q, world(), retriever(), rng, NOISY) for q in questions]
+    shown = [([t for turn in e.turns for t in turn.tokens], spans_of(e)) for e in lessons]
     unknown = policy.tokenizer.unk_token_id
-    assert not any(unknown in tokens for tokens, _ in rows)
-    model = ScriptedModel([tokens for tokens, _ in rows], len(policy.tokenizer), filler=20)
-    rollout = Rollout(
-        policy.tokenizer, TINY, retriever(), RolloutConfig(max_tokens=160, max_searches=4)
-    )
+    assert not any(unknown in tokens for tokens, _ in shown)
+    model = ScriptedModel([tokens for tokens, _ in shown], len(policy.tokenizer), filler=20)
+    limits = RolloutConfig(max_tokens=160, max_searches=4)
+    rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), limits)
     episodes = rollout.run(model, questions, temperature=1.0)
-    for episode, (tokens, labels) in zip(episodes, rows, strict=True):
-        fed = [token for turn in episode.turns for token in turn.tokens]
-        own = [turn.role == "action" for turn in episode.turns for _ in turn.tokens]
-        size = len(tokens)
-        assert fed[:size] == tokens
-        assert own[:size] == [label != -100 for label in labels]
+    for episode, taught, (tokens, spans) in zip(episodes, lessons, shown, strict=True):
+        fed, size = [token for turn in episode.turns for token in turn.tokens], len(tokens)
+        assert fed[:size] == tokens and spans_of(episode)[:size] == spans
         assert size == len(fed) or episode.answer is None  # without an answer it babbles on
-        assert all(label in (-100, token) for token, label in zip(tokens, labels, strict=True))
+        assert taught.answer == episode.answer
+        if taught.answer is not None:
+            assert taught.valid_searches == episode.valid_searches
 
 
 def test_the_loss_is_over_the_policys_tokens_only():
     model = tiny_policy().model
-    rows = [([11, 12, 13, 14], [-100, -100, 13, -100]), ([15, 16], [-100, 16])]
+    text, question = TokenText(tiny_policy().tokenizer), world_questions(1)[0]
+    rows = [
+        demonstration(text, question, pieces)
+        for pieces in (
+            [([11, 12], False), ([13], True), ([14], False)],
+            [([15], False), ([16], True)],
+        )
+    ]
     with torch.no_grad():
         got = supervised_loss(model, rows)
         parts = []
@@ -139,7 +152,7 @@ def test_the_warm_start_trains_and_its_seed_sets_the_weights():
     assert not one.model.training
     rng = random.Random(5)
     text = TokenText(one.tokenizer)
-    rows = [_tokens(text, one, q, world(), retriever(), rng, NOISY) for q in world_questions(10)]
+    rows = [lesson(text, q, world(), retriever(), rng, NOISY) for q in world_questions(10)]
     start = warm_start(world(), replace(MICRO, steps=0), progress=False)
     with torch.no_grad():
         assert supervised_loss(one.model, rows) < supervised_loss(start.model, rows)

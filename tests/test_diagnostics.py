@@ -187,11 +187,12 @@ def test_grad_share():
 
 
 def episode(stop, valid, invalid, actions):
-    turns = [Turn("prompt", [7] * 9, [0.0] * 9)]
+    turns = [Turn.given("prompt", [7] * 9)]
     for n in actions:
-        turns += [Turn("action", [1] * n, [-1.0] * n), Turn("environment", [2] * 5, [0.0] * 5)]
+        turns.append(Turn("action", [1] * n, [-1.0] * n, [Span.FREE] * n))
+        turns.append(Turn.given("environment", [2] * 5))
     question = Question("q", "who?", ("me",))
-    return Episode(question, turns, stop, None, valid, invalid)
+    return Episode(question, turns, stop, None, valid, invalid, 0.0, 0)
 
 
 def test_episode_stats_by_hand():

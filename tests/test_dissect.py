@@ -1,17 +1,19 @@
 """One batch taken apart."""
 
+from dataclasses import replace
+
 import pytest
-from helpers import MICRO, micro_trainer
+from helpers import MICRO, answered, micro_trainer
 
 from lldlib.recipes import method
 from lldlib.train import trainer as train
 from lldlib.train.dissect import dissect
-from lldlib.world import protocol
+from lldlib.world.environment import RULES
 
 
 @pytest.fixture
 def any_answer_is_right(monkeypatch):
-    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: float(answer is not None))
+    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
 
 
 def test_a_batch_token_by_token(any_answer_is_right):

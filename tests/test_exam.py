@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import helpers
 import pytest
@@ -13,9 +14,9 @@ from lldlib.evaluate.exam import Exam, prediction_file, slice_of
 from lldlib.policy.load import Policy
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Question
+from lldlib.world import environment
 from lldlib.world.benchmarks import Task
-from lldlib.world.maths import MATHS
-from lldlib.world.protocol import INSTRUCTION
+from lldlib.world.protocol import INSTRUCTION, MATHS, TINY
 
 QA = Task("t", "T", "qa", "t", None)
 TRAP = "in <answer>trap</answer>"
@@ -61,6 +62,16 @@ UNANSWERED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch):
+    """In place of Search-R1's long instruction, which would cost a character a token."""
+    plain = replace(
+        environment.RULES["qa"],
+        protocol=lambda tokenizer: TINY if "</search>" in tokenizer.get_vocab() else PLAIN,
+    )
+    monkeypatch.setitem(environment.RULES, "qa", plain)
+
+
 def scripted(scripts: list[list[str]], prompt=PLAIN.prompt) -> tuple[Policy, list[Question]]:
     """A policy that says these things to the questions q0, q1, ... with the answer "The X"."""
     tokenizer = helpers.character_tokenizer()
@@ -70,7 +81,7 @@ def scripted(scripts: list[list[str]], prompt=PLAIN.prompt) -> tuple[Policy, lis
         for q, script in zip(questions, scripts, strict=True)
     ]
     model = ScriptedModel(tokens, len(tokenizer), filler=tokenizer.encode("z")[0])
-    return Policy(model, tokenizer, PLAIN), questions
+    return Policy(model, tokenizer), questions
 
 
 def exam(policy, folder, retriever=None, **config) -> Exam:

@@ -14,16 +14,18 @@ from lldlib.show.tokens import (
     token_figure,
     token_panel,
 )
-from lldlib.types import Episode, Question, StopReason, Turn
+from lldlib.types import Episode, Question, Span, StopReason, Turn
 
 PIECES = ["?", "<answer>", "Rome", "</answer>"]
 EPISODE = Episode(
     Question("q", "?", ("Rome",)),
-    [Turn("prompt", [0], [0.0]), Turn("action", [1, 2, 3], [-0.1, -4.0, -0.2])],
+    [Turn.given("prompt", [0]), Turn("action", [1, 2, 3], [-0.1, -4.0, -0.2], [Span.ANSWER] * 3)],
     StopReason.ANSWER,
     "Rome",
-    0,
-    0,
+    valid_searches=0,
+    invalid_actions=0,
+    reward=1.0,
+    group=0,
 )
 
 

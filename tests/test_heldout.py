@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from lldlib.config import RolloutConfig
-from lldlib.evaluate.heldout import permuted_control, policy_of
-from lldlib.evaluate.score import Evaluation, heldout
+from lldlib.evaluate import heldout
+from lldlib.evaluate.heldout import Evaluation, permuted_control, policy_of
 from lldlib.policy.load import load_policy
 from lldlib.recipes import collapse_config
 from lldlib.runs.folder import Run
@@ -26,16 +26,17 @@ def answering(monkeypatch):
     """Sets what a searcher answers: a function of the question."""
 
     def install(answer):
-        def evaluate(policy, rollout, questions, *, temperature):
+        def ask(policy, rollout, questions, *, temperature):
             assert temperature == 0.0
             episodes = [
-                Episode(q, [], StopReason.ANSWER, answer(q), valid_searches=1, invalid_actions=0)
-                for q in questions
+                Episode(
+                    q, [], StopReason.ANSWER, answer(q), 1, 0, float(answer(q) in q.answers), group
+                )
+                for group, q in enumerate(questions)
             ]
-            em = sum(e.answer in e.question.answers for e in episodes) / len(episodes)
-            return Evaluation(em=em, f1=em, episodes=episodes)
+            return Evaluation(sum(e.reward for e in episodes) / len(episodes), {}, episodes)
 
-        monkeypatch.setattr(heldout, "evaluate", evaluate)
+        monkeypatch.setattr(heldout, "ask", ask)
 
     return install
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lldlib.world.maths import MATHS, boxed, is_right
+from lldlib.world.answers import boxed, is_right
+from lldlib.world.protocol import MATHS
 
 
 def test_the_prompt_leaves_the_problem_as_it_is():

@@ -21,9 +21,10 @@ from lldlib.train.sums import SumsConfig, solution, sum_questions, sums_policy
 from lldlib.train.warmstart import save_policy
 from lldlib.types import Question, StopReason
 from lldlib.world import benchmarks
+from lldlib.world.answers import is_right
 from lldlib.world.benchmarks import load_source
-from lldlib.world.maths import MATHS, MathsProtocol
-from lldlib.world.protocol import SEARCH_R1, TINY
+from lldlib.world.environment import RULES
+from lldlib.world.protocol import MATHS, TINY, MathsProtocol
 
 # "3 = ?" is 3; so few updates teach the form of an answer, and the digit is a guess
 GUESS = SumsConfig(terms=1, steps=80, batch=16, lr=1e-2, width=32, layers=1, heads=2)
@@ -50,20 +51,20 @@ needs_math_verify = pytest.mark.skipif(
     ],
 )
 def test_the_reward_is_of_the_last_box(said, reward):
-    assert MATHS.reward(MATHS.final_answer(said, None), ("\\frac12",)) == reward
+    assert is_right(MATHS.final_answer(said, None), ("\\frac12",)) == reward
 
 
 @needs_math_verify
 def test_intervals_are_equal_as_sets():
-    assert MATHS.reward("[0.5,1)", ("$[\\frac{1}{2},1)$",)) == 1.0
-    assert MATHS.reward("[0.5,1]", ("$[\\frac{1}{2},1)$",)) == 0.0
+    assert is_right("[0.5,1)", ("$[\\frac{1}{2},1)$",)) == 1.0
+    assert is_right("[0.5,1]", ("$[\\frac{1}{2},1)$",)) == 0.0
 
 
 def test_question_answering_keeps_the_tag_and_the_exact_match():
     assert TINY.final_answer("\\boxed{7} <answer> 8 </answer>", "8") == "8"
     assert TINY.final_answer("\\boxed{7}", None) is None
-    assert SEARCH_R1.reward("The Paris", ("paris",)) == 1.0
-    assert SEARCH_R1.reward("0.5", ("1/2",)) == 0.0
+    assert RULES["qa"].reward("The Paris", ("paris",)) == 1.0
+    assert RULES["qa"].reward("0.5", ("1/2",)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -153,9 +154,8 @@ def config(tmp_path_factory) -> TrainConfig:
 
 def test_maths_is_asked_without_search(config, monkeypatch):
     made = setting.make_setting(config)
-    assert isinstance(made.policy.protocol, MathsProtocol)
-    assert isinstance(made.train_retriever, NoRetriever)
-    assert isinstance(made.heldout_rollout.protocol, MathsProtocol)
+    assert isinstance(made.environment.training(0).tool, NoRetriever)
+    assert isinstance(made.heldout.protocol, MathsProtocol)
     searching = replace(config, rollout=replace(config.rollout, max_searches=1))
     with pytest.raises(ValueError, match=r"set rollout\.max_searches to 0"):
         setting.make_setting(searching)
@@ -183,6 +183,7 @@ def test_a_run_is_paid_for_equal_numbers_and_resumes(config, tmp_path):
     rewards = run.column("reward/mean")
     assert rewards == pytest.approx([sum(paid[at : at + 20]) / 20 for at in (0, 20, 40)])
     assert 0 < rewards[0] < 1 and run.column("eval/heldout_em")[1] is not None
+    assert "eval/heldout_f1" not in run.metrics[1]
     after = whole.trainer.policy.model.state_dict()
     assert any(not torch.equal(start[name], after[name]) for name in start)
 

@@ -9,7 +9,7 @@ from helpers import character_policy, tiny_policy, world, world_questions
 from lldlib.config import WarmstartConfig
 from lldlib.policy.load import TAGS, load_policy, tiny_model, word_tokenizer
 from lldlib.train.warmstart import make_tiny, save_policy
-from lldlib.world.protocol import SEARCH_R1, TINY
+from lldlib.world.protocol import SEARCH_R1, TINY, search_protocol
 
 
 def test_word_tokenizer_round_trip():
@@ -72,7 +72,7 @@ def test_a_saved_policy_gives_the_same_tokens_and_logits(tmp_path):
     assert again.tokenizer.encode(text) == ids
     assert again.tokenizer.decode(ids) == policy.tokenizer.decode(ids)
     assert again.tokenizer.eos_token_id == policy.tokenizer.eos_token_id
-    assert again.protocol is TINY and not again.model.training
+    assert search_protocol(again.tokenizer) is TINY and not again.model.training
     with torch.no_grad():
         logits = [p.model(input_ids=torch.tensor([ids])).logits for p in (policy, again)]
     assert torch.equal(*logits)
@@ -81,7 +81,7 @@ def test_a_saved_policy_gives_the_same_tokens_and_logits(tmp_path):
 def test_a_vocabulary_without_the_tags_gets_the_long_instruction(tmp_path):
     # It has an unknown token: the id of "</search>" is a valid one, and yet no tag.
     save_policy(character_policy(), tmp_path / "c")
-    assert load_policy(str(tmp_path / "c")).protocol is SEARCH_R1
+    assert search_protocol(load_policy(str(tmp_path / "c")).tokenizer) is SEARCH_R1
 
 
 def one_line(error) -> str:

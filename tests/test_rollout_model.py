@@ -10,6 +10,7 @@ from helpers import (
     random_batch,
     retriever,
     tiny_policy,
+    worded,
     world_questions,
 )
 from transformers import AutoModelForCausalLM
@@ -24,6 +25,7 @@ from lldlib.rollout.cache import PreallocatedLayer
 from lldlib.rollout.decode import make_decoder
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question
+from lldlib.world.environment import RULES
 from lldlib.world.protocol import TINY, Protocol
 
 
@@ -67,8 +69,8 @@ def test_sampler_log_probs_with_grouped_heads_and_characters():
     config.num_key_value_heads = 1
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    policy = Policy(model, policy.tokenizer, Protocol("", "!"))
-    batch, _ = random_batch(policy, 6, max_tokens=120)
+    policy, rules = Policy(model, policy.tokenizer), worded(Protocol("", "!"))
+    batch, _ = random_batch(policy, 6, rules=rules, max_tokens=120)
     assert (score(model, batch, 1.0).logp - batch.sampler_logp).abs().max() < 1e-4
 
 
@@ -84,7 +86,7 @@ def test_the_same_seed_gives_the_same_episodes():
 def test_sampling_follows_the_temperature():
     """At a low temperature sampling is greedy; at temperature 0 it is by definition."""
     policy, questions = tiny_policy(), world_questions(8)
-    rollout = Rollout(policy.tokenizer, TINY, retriever(), RolloutConfig(max_tokens=40))
+    rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=40))
     cold = rollout.run(
         policy.model, questions, temperature=1e-3, generator=torch.Generator().manual_seed(0)
     )
@@ -94,9 +96,9 @@ def test_sampling_follows_the_temperature():
 
 def test_greedy_is_the_argmax_of_a_fresh_forward():
     policy, questions = tiny_policy(), world_questions(12)
-    rollout = Rollout(policy.tokenizer, TINY, retriever(), RolloutConfig(max_tokens=80))
+    rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=80))
     episodes = rollout.run(policy.model, questions, temperature=0.0)
-    batch = collate(episodes, [0.0] * 12, [0] * 12, rollout.text)
+    batch = collate(episodes)
     logits = naive_logits(policy.model, batch, 1.0).detach()
     best = logits.argmax(-1)
     assert torch.equal(best[batch.action_mask], batch.tokens[batch.action_mask])
@@ -107,7 +109,7 @@ def test_greedy_is_the_argmax_of_a_fresh_forward():
 
 def test_a_row_does_not_depend_on_its_company():
     policy, questions = tiny_policy(), world_questions(12)
-    rollout = Rollout(policy.tokenizer, TINY, retriever(), RolloutConfig(max_tokens=80))
+    rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=80))
     together = rollout.run(policy.model, questions, temperature=0.0)
     backwards = rollout.run(policy.model, questions[::-1], temperature=0.0)[::-1]
     alone = [rollout.run(policy.model, [q], temperature=0.0)[0] for q in questions]
@@ -163,6 +165,6 @@ def test_a_lora_policy_rolls_out():
     plain, _ = random_batch(policy, 4, max_tokens=40)
     model = get_peft_model(policy.model, config).eval()
     assert make_decoder(model, 1, 1).ragged
-    batch, _ = random_batch(Policy(model, policy.tokenizer, TINY), 4, max_tokens=40)
+    batch, _ = random_batch(Policy(model, policy.tokenizer), 4, max_tokens=40)
     assert (score(model, batch, 1.0).logp - batch.sampler_logp).abs().max() < 1e-4
     assert not torch.equal(plain.sampler_logp[:, :20], batch.sampler_logp[:, :20])

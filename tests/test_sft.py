@@ -32,7 +32,7 @@ def folder(tmp_path) -> str:
     tokenizer = character_tokenizer()
     model = tiny_model(len(tokenizer), width=32, layers=1, heads=2, seed=0)
     model.config.max_position_embeddings = 2048
-    save_policy(Policy(model.eval(), tokenizer, SEARCH_R1), tmp_path / "start")
+    save_policy(Policy(model.eval(), tokenizer), tmp_path / "start")
     return str(tmp_path / "start")
 
 
@@ -48,26 +48,26 @@ def config(folder: str, file: Path, **changes) -> SftConfig:
 def test_an_episode_is_tokenised_as_a_rollout_does_it(folder, file):
     policy = load_policy(folder)
     text, path = TokenText(policy.tokenizer), load_gold_paths(file)[0]
-    episode = gold_episode(policy, text, path, random.Random(0), config(folder, file))
+    episode = gold_episode(text, path, random.Random(0), config(folder, file))
     roles = [turn.role for turn in episode.turns]
     assert roles == ["prompt", "action", "environment", "action", "environment", "action"]
     turns = demonstrate(path, random.Random(0), 2)
     for turn, (said, _) in zip(episode.turns[1::2], turns, strict=True):
         assert turn.tokens == text.encode(said)
-    read = policy.protocol.observe(turns[0][1], text.encode, 0)
+    read = SEARCH_R1.observe(turns[0][1], text.encode, 0)
     assert episode.turns[2].tokens == read
-    assert episode.turns[0].tokens == text.encode(policy.protocol.prompt(path.question.text))
+    assert episode.turns[0].tokens == text.encode(SEARCH_R1.prompt(path.question.text))
 
 
 def test_passages_are_cut_and_a_baseline_answers_at_once(folder, file):
     policy = load_policy(folder)
     text, path = TokenText(policy.tokenizer), load_gold_paths(file)[0]
     settings = config(folder, file, passage_tokens=9)
-    episode = gold_episode(policy, text, path, random.Random(0), settings)
+    episode = gold_episode(text, path, random.Random(0), settings)
     read = policy.tokenizer.decode(episode.turns[2].tokens)
     assert read == "\n\n<information>Doc 1(Tit\nDoc 2(Tit</information>\n\n"
     assert episode.valid_searches == 2
-    direct = gold_episode(policy, text, path, random.Random(0), replace(settings, search=False))
+    direct = gold_episode(text, path, random.Random(0), replace(settings, search=False))
     assert [turn.role for turn in direct.turns] == ["prompt", "action"]
     assert direct.turns[0].tokens == episode.turns[0].tokens
     said = parse_action(policy.tokenizer.decode(direct.turns[1].tokens))
@@ -79,7 +79,7 @@ def test_an_answer_that_the_cut_passages_lost_is_not_taught(folder, file, tmp_pa
     text, path = TokenText(policy.tokenizer), load_gold_paths(file)[0]  # answer: Lima
     whole, cut = config(folder, file), config(folder, file, passage_tokens=9)
     read, unread = (
-        gold_episode(policy, text, path, random.Random(0), settings) for settings in (whole, cut)
+        gold_episode(text, path, random.Random(0), settings) for settings in (whole, cut)
     )
     assert reads_answer(read, policy.tokenizer)
     assert not reads_answer(unread, policy.tokenizer)

@@ -12,6 +12,7 @@ from helpers import (
     BARE,
     MICRO,
     after,
+    answered,
     micro_trainer,
     random_batch,
     same,
@@ -26,13 +27,13 @@ from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
 from lldlib.train.trainer import ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
-from lldlib.world import protocol
+from lldlib.world.environment import RULES
 
 
 @pytest.fixture(autouse=True)
 def answering_pays(monkeypatch):
     """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: float(answer is not None))
+    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
 
 
 def untimed(metrics: dict) -> dict:

@@ -5,17 +5,17 @@ import math
 from dataclasses import replace
 
 import pytest
-from helpers import BARE, MICRO, after, micro_trainer, same, spied, weights
+from helpers import BARE, MICRO, after, answered, micro_trainer, same, spied, weights
 
 from lldlib.config import LossConfig
 from lldlib.train import trainer as train
-from lldlib.world import protocol
+from lldlib.world.environment import RULES
 
 
 @pytest.fixture(autouse=True)
 def answering_pays(monkeypatch):
     """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: float(answer is not None))
+    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
 
 
 # -- batches from which nothing can be learned ---------------------------------------------------
@@ -23,7 +23,8 @@ def answering_pays(monkeypatch):
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_batch_without_contrast_changes_nothing(monkeypatch, reward):
-    monkeypatch.setattr(protocol, "exact_match", lambda answer, accepted: reward)
+    paid = replace(RULES["qa"], reward=lambda answer, accepted: reward)
+    monkeypatch.setitem(RULES, "qa", paid)
     run = micro_trainer()
     before = weights(run)
     metrics, _ = run.step()

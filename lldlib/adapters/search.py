@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from lldlib.retrieval import Retriever, RetrieverError
-from lldlib.types import Episode, Question
+from lldlib.types import Episode, Question, Span
 from lldlib.world.answers import exact_match
 from lldlib.world.protocol import parse_action
 
@@ -78,8 +78,9 @@ def search_rollout(
     """A `rollout_func` for TRL: whole episodes of `runner`, with exact masks.
 
     The dataset's `prompt` is the text of one of `questions` (unique texts); the runner renders the
-    protocol around it. Reward functions get `episode_reward` (exact match); `rollout_reward` hands
-    it on. Raises ValueError for two questions of one text, KeyError for a prompt that is none.
+    protocol around it. Reward functions get `episode_reward`, by the rules of the runner;
+    `rollout_reward` hands it on. Raises ValueError for two questions of one text, KeyError for a
+    prompt that is none.
     """
     by_text = {question.text: question for question in questions}
     if len(by_text) < len(questions):
@@ -95,7 +96,7 @@ def search_rollout(
 
 
 def rollout_reward(episode_reward: Sequence[float], **_: Any) -> list[float]:
-    """The exact match that `search_rollout` found; TRL's reward signature."""
+    """What the episodes of `search_rollout` earned; TRL's reward signature."""
     return list(episode_reward)
 
 
@@ -107,12 +108,14 @@ def completions(episodes: Sequence[Episode], *, filler: int) -> dict[str, list |
     """
     rest = [[turn for turn in e.turns[1:] if turn.tokens] for e in episodes]
     tokens = [[token for turn in turns for token in turn.tokens] for turns in rest]
-    masks = [[int(t.role == "action") for t in turns for _ in t.tokens] for turns in rest]
+    spans = [[int(span) for turn in turns for span in turn.spans] for turns in rest]
+    masks = [[int(span != Span.NONE) for span in row] for row in spans]
     return {
         "prompt_ids": [e.turns[0].tokens for e in episodes],
         "completion_ids": [row or [filler] for row in tokens],
         "env_mask": [mask or [0] for mask in masks],
         "logprobs": None,
-        "episode_reward": [exact_match(e.answer, e.question.answers) for e in episodes],
+        "episode_reward": [e.reward for e in episodes],
         "valid_searches": [e.valid_searches for e in episodes],
+        "spans": [row or [int(Span.NONE)] for row in spans],
     }

@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from lldlib.adapters.terms import regularizers
 from lldlib.adapters.trl_config import VERSIONS, LLDGRPOConfig
 from lldlib.adapters.trl_report import BatchReport, Rows, action_mask, joined
-from lldlib.adapters.watch import Watch, read_spans
+from lldlib.adapters.watch import Watch, given_spans, read_spans
 from lldlib.losses import preserved_mask, proxy_log_prob
 from lldlib.losses.objective import LossInputs
 from lldlib.types import Span
@@ -67,6 +67,8 @@ class LLDGRPOTrainer(GRPOTrainer):
             raise ValueError("the TRL adapter scores text only: train on rows without images")
         mask = action_mask(output)
         span, searches = read_spans(output["completion_ids"], mask, self.piece)
+        if None not in (told := [row.get("spans") for row in inputs]):  # by a rollout function
+            span = given_spans(told, output["completion_ids"])
         searches = self._counted_searches(inputs) or searches
         mean = torch.tensor(searches, dtype=torch.float32, device=mask.device).mean()
         count = len(mask)

@@ -16,10 +16,10 @@ from transformers import TrainerCallback
 
 from lldlib.adapters.trl_config import TERMS
 from lldlib.adapters.watch import Probe, Seen, episode_record, measure
+from lldlib.config import PROBE_ROWS
 from lldlib.losses.advantages import mixed_group_share
 
 PROBE_FILE = "probe.safetensors"  # in the run folder
-PROBE_ROWS = 48  # correct trajectories in the fixed probe set
 EPISODES_LOGGED = 2  # per rollout batch, of the main process
 CORRECT = 0.5  # a response is correct where its reward is over this
 LEFT_PADDED = ("prompt_ids", "prompt_mask")

@@ -73,6 +73,14 @@ def read_spans(
     return labels, searches
 
 
+def given_spans(spans: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """The spans that a rollout has set, padded to the shape of its tokens."""
+    labels = torch.zeros_like(tokens)
+    for row, found in enumerate(spans):
+        labels[row, : len(found)] = torch.tensor(found, device=tokens.device)
+    return labels
+
+
 def runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
     """(start, end) of every maximal run of True: the actions of a row."""
     edges = [t for t in range(len(mask)) if mask[t] and (t == 0 or not mask[t - 1])]

@@ -6,7 +6,7 @@ from typing import Any
 
 # The handlers import the rest, which takes seconds, when they run.
 from lldlib.cli.options import Demo, Report, Sweep, Train, Warmstart
-from lldlib.config import RolloutConfig
+from lldlib.config import HELDOUT_QUESTIONS, RolloutConfig
 from lldlib.recipes import collapse_config
 
 CONTROL_SEED = 1  # of the permuted facts
@@ -52,8 +52,8 @@ def train_command(command: Train) -> int:
 def print_heldout(policy: Any, rollout: RolloutConfig) -> None:
     """Print held-out exact match, sampled and greedy, and the permuted-facts control."""
     from lldlib.evaluate.heldout import heldout_em, permuted_control
-    from lldlib.train.setup import HELDOUT_QUESTIONS, fixed_questions
     from lldlib.world.atlas import World
+    from lldlib.world.environment import fixed_questions
 
     world = World.load()
     questions = fixed_questions(world, HELDOUT_QUESTIONS, "heldout")

@@ -9,7 +9,7 @@ from typing import Any
 # The handlers import the rest, which takes seconds, when they run.
 from lldlib.cli.lab import print_heldout, set_up
 from lldlib.cli.options import Evaluate, Serve
-from lldlib.config import RolloutConfig
+from lldlib.config import RolloutConfig, train_config_from
 from lldlib.recipes import collapse_config
 
 
@@ -33,13 +33,12 @@ def _policy(command: Evaluate) -> tuple[Any, RolloutConfig]:
     from lldlib.evaluate.heldout import policy_of
     from lldlib.policy.load import load_as
     from lldlib.runs.folder import Run
-    from lldlib.train.run import saved_config
 
     if command.run is None:
         policy = load_as(command.policy, command.load)
         return policy, collapse_config("grpo", seed=0).rollout
     run = Run(command.run)
-    return policy_of(run, command.checkpoint), saved_config(run.config).rollout
+    return policy_of(run, command.checkpoint), train_config_from(run.config).rollout
 
 
 def _benchmarks(command: Evaluate) -> int:
@@ -47,8 +46,8 @@ def _benchmarks(command: Evaluate) -> int:
     from lldlib.evaluate.scores import compare, read_predictions, score_task
     from lldlib.retrieval import NoRetriever
     from lldlib.retrieval.choose import open_retriever
+    from lldlib.world.answers import need_math_verify
     from lldlib.world.benchmarks import find_tasks, load_benchmark, load_from_hub
-    from lldlib.world.maths import need_math_verify
 
     if command.out is None:
         raise ValueError("name a folder for the predictions: --out DIR")

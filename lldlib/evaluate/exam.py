@@ -16,10 +16,8 @@ from lldlib.policy.load import Policy
 from lldlib.retrieval import NoRetriever, Retriever
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question, StopReason
-from lldlib.world.answers import f1
 from lldlib.world.benchmarks import Task
-from lldlib.world.maths import MATHS
-from lldlib.world.protocol import Protocol
+from lldlib.world.environment import RULES, Rules
 
 SETTINGS, PREDICTIONS = "settings.json", "predictions"
 
@@ -73,40 +71,36 @@ class Exam:
         return [done[question.id, n] for question, n in items]
 
     def _rollout(self, task: Task) -> Rollout:
-        config = self.config
+        config, tool = self.config, self.retriever
         if task.kind == "maths":
-            return Rollout(
-                self.policy.tokenizer,
-                MATHS.in_chat(self.policy.tokenizer),
-                NoRetriever(),
-                RolloutConfig(max_searches=0, max_tokens=config.maths_tokens),
+            tool = NoRetriever()
+            rollout = RolloutConfig(max_searches=0, max_tokens=config.maths_tokens)
+        else:
+            rollout = RolloutConfig(
+                max_searches=config.max_searches,
+                max_tokens=config.max_tokens,
+                top_k=config.top_k,
+                passage_tokens=config.passage_tokens,
             )
-        rollout = RolloutConfig(
-            max_searches=config.max_searches,
-            max_tokens=config.max_tokens,
-            top_k=config.top_k,
-            passage_tokens=config.passage_tokens,
-        )
-        return Rollout(self.policy.tokenizer, self.policy.protocol, self.retriever, rollout)
+        return Rollout(self.policy.tokenizer, RULES[task.kind], tool, rollout)
 
     def _answer(
         self, task: Task, rollout: Rollout, chunk: list[tuple[Question, int]], start: int
     ) -> list[Prediction]:
         """A whole chunk with a seed of its own: a resumed exam draws what an unbroken one draws."""
-        device = next(self.policy.model.parameters()).device
-        generator = torch.Generator(device=device).manual_seed(seed_of(task.name, start))
+        generator = torch.Generator().manual_seed(seed_of(task.name, start))
         asked = [question for question, _ in chunk]
         episodes = rollout.run(
             self.policy.model, asked, temperature=task.temperature, generator=generator
         )
         return [
-            predict(task, episode, n, rollout.protocol)
+            predict(episode, n, rollout.rules)
             for (_, n), episode in zip(chunk, episodes, strict=True)
         ]
 
 
-def predict(task: Task, episode: Episode, sample: int, protocol: Protocol) -> Prediction:
-    """Score one episode by the rule of the protocol that asked it; F1 too, but for maths."""
+def predict(episode: Episode, sample: int, rules: Rules) -> Prediction:
+    """What is kept of an episode; F1 where its rules report it."""
     answer, golden = episode.answer, episode.question.answers
     return Prediction(
         id=episode.question.id,
@@ -114,8 +108,8 @@ def predict(task: Task, episode: Episode, sample: int, protocol: Protocol) -> Pr
         question=episode.question.text,
         golden_answers=list(golden),
         prediction=answer,
-        score=protocol.reward(answer, golden),
-        f1=None if task.kind == "maths" else f1(answer, golden),
+        score=episode.reward,
+        f1=rules.scores["f1"](answer, golden) if "f1" in rules.scores else None,
         searches=episode.valid_searches,
         invalid=episode.invalid_actions,
         tokens=sum(len(turn.tokens) for turn in episode.turns if turn.role == "action"),

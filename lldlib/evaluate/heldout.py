@@ -1,18 +1,54 @@
-"""Does a searcher read? Held-out exact match, and the same where the facts are permuted."""
+"""Held-out scores of a policy; and does a searcher read? The same where facts are permuted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lldlib.config import RolloutConfig
-from lldlib.evaluate.score import evaluate
+import torch
+
+from lldlib.config import RolloutConfig, train_config_from
 from lldlib.policy.load import Policy, load_as
 from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
-from lldlib.train.run import saved_config
-from lldlib.types import Question
-from lldlib.world.answers import exact_match
+from lldlib.types import Episode, Question
 from lldlib.world.atlas import Chain, World, WorldQuestion
+from lldlib.world.environment import RULES
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one policy on one set of questions."""
+
+    reward: float  # mean, 0 to 1: exact match, or for maths the share of right answers
+    scores: dict[str, float]  # means of what the rules report beside it, such as F1
+    episodes: list[Episode]
+
+
+def ask(
+    policy: Policy,
+    rollout: Rollout,
+    questions: Sequence[Question],
+    *,
+    temperature: float,
+    rows: int = 128,
+) -> Evaluation:
+    """Answer every question once, `rows` at a time; `temperature` 0 is greedy.
+
+    Sampling draws from a fixed seed, so that two policies meet the same luck. ValueError for no
+    questions.
+    """
+    if not questions:
+        raise ValueError("no questions to evaluate: check the file or the slice")
+    episodes, generator = [], torch.Generator().manual_seed(0)
+    for start in range(0, len(questions), rows):
+        part = questions[start : start + rows]
+        found = rollout.run(policy.model, part, temperature=temperature, generator=generator)
+        episodes += [replace(episode, group=start + episode.group) for episode in found]
+    scores = {
+        name: sum(score(e.answer, e.question.answers) for e in episodes) / len(episodes)
+        for name, score in rollout.rules.scores.items()
+    }
+    return Evaluation(sum(e.reward for e in episodes) / len(episodes), scores, episodes)
 
 
 @dataclass(frozen=True)
@@ -30,7 +66,7 @@ def policy_of(run: Run, checkpoint: int | None) -> Policy:
     Raises FileNotFoundError if there is no such checkpoint.
     """
     tensors, _ = run.load_checkpoint(checkpoint)
-    config = saved_config(run.config)
+    config = train_config_from(run.config)
     policy = load_as(config.policy, config.load)
     prefix = "model."
     weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -42,9 +78,7 @@ def heldout_em(
     policy: Policy, world: World, questions: Sequence[Question], rollout: RolloutConfig
 ) -> float:
     """Exact match of greedy answers, 0 to 1, with the passages of the whole world to search."""
-    retriever = BM25Retriever(world.passages("all"))
-    runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
-    return evaluate(policy, runner, list(questions), temperature=0.0).em
+    return _greedy(policy, world, questions, rollout).reward
 
 
 def permuted_control(
@@ -67,14 +101,20 @@ def permuted_control(
         if answer is not None and (answer,) != question.answers:
             asked.append(question)
             moved.append(replace(question, answers=(answer,)))
-    retriever = BM25Retriever(permuted.passages("all"))
-    runner = Rollout(policy.tokenizer, policy.protocol, retriever, rollout)
-    result = evaluate(policy, runner, moved, temperature=0.0)
+    result = _greedy(policy, permuted, moved, rollout)
     true = [
-        exact_match(episode.answer, question.answers)
+        RULES["qa"].reward(episode.answer, question.answers)
         for episode, question in zip(result.episodes, asked, strict=True)
     ]
-    return PermutedControl(len(asked), em_permuted=result.em, em_true=sum(true) / len(true))
+    return PermutedControl(len(asked), em_permuted=result.reward, em_true=sum(true) / len(true))
+
+
+def _greedy(
+    policy: Policy, world: World, questions: Sequence[Question], rollout: RolloutConfig
+) -> Evaluation:
+    retriever = BM25Retriever(world.passages("all"))
+    runner = Rollout(policy.tokenizer, RULES["qa"], retriever, rollout)
+    return ask(policy, runner, questions, temperature=0.0)
 
 
 def _follow(world: World, chain: Chain) -> str | None:

@@ -28,7 +28,6 @@ from transformers import (
 )
 
 from lldlib.config import LoadConfig, Precision, data_dir
-from lldlib.world.protocol import SEARCH_R1, TINY, Protocol
 
 NAMES = ("think", "search", "information", "answer")
 TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
@@ -45,11 +44,10 @@ LOGIT_CHANGES = (
 
 @dataclass
 class Policy:
-    """A model with its tokenizer and the texts of the protocol that suit it."""
+    """A model with its tokenizer."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerFast
-    protocol: Protocol
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,8 @@ def load_policy(
 
     `quantize="nf4"` holds linear layers in 4 bits with double quantisation (QLoRA, 2305.14314) and
     computes in `dtype`; such a model trains through `lora` only. Gradient checkpointing acts in
-    training mode. A vocabulary that holds the tags as tokens gets the short texts of the tiny
-    protocol, any other those of Search-R1, in the tokenizer's chat template if it has one. Raises
-    FileNotFoundError where `tiny` was not made or SmolLM2's package is missing, ValueError for
-    what transformers cannot load.
+    training mode. Raises FileNotFoundError where `tiny` was not made or SmolLM2's package is
+    missing, ValueError for what transformers cannot load.
     """
     path, options = _source(name_or_path)
     try:
@@ -100,8 +96,7 @@ def load_policy(
     elif quantize:
         model.requires_grad_(False)
     model.eval()
-    protocol = TINY if "</search>" in tokenizer.get_vocab() else SEARCH_R1.in_chat(tokenizer)
-    return Policy(model, tokenizer, protocol)
+    return Policy(model, tokenizer)
 
 
 def load_as(name_or_path: str, load: LoadConfig) -> Policy:

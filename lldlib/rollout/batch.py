@@ -1,51 +1,67 @@
 """Episodes -> Batch: the only place where masks are built."""
 
+from collections.abc import Iterable, Sequence
+
 import torch
-from torch import Tensor
 
 from lldlib.rollout.loop import TokenText
-from lldlib.types import Batch, Episode
-from lldlib.world.protocol import spans
+from lldlib.types import Batch, Episode, Question, Span, StopReason, Turn
+from lldlib.world.protocol import parse_action, spans
 
 
-def collate(
-    episodes: list[Episode], rewards: list[float], groups: list[int], text: TokenText
-) -> Batch:
+def collate(episodes: Sequence[Episode]) -> Batch:
     """Pad episodes on the right into one Batch.
 
-    Masks come from the turns' lengths, never from token values, so a pad token equal to eos does no
-    harm. `rewards` and `groups` have one entry per episode. An episode with no action token is
-    legal: its row has an empty action mask. Raises ValueError without episodes.
+    Masks come from the turns' spans and lengths, never from token values, so a pad token equal to
+    eos does no harm. An episode with no action token is legal: its row has an empty action mask.
+    Raises ValueError without episodes.
     """
     if not episodes:
         raise ValueError("no episodes to collate: the rollout returned none")
     width = max(sum(len(turn.tokens) for turn in episode.turns) for episode in episodes)
     shape = (len(episodes), width)
     tokens, span = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    attention, action = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-    logp = torch.zeros(shape)
+    attention, logp = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
     for row, episode in enumerate(episodes):
         at = 0
         for turn in episode.turns:
             end = at + len(turn.tokens)
             tokens[row, at:end] = torch.tensor(turn.tokens, dtype=torch.long)
-            if turn.role == "action":
-                action[row, at:end] = True
-                logp[row, at:end] = torch.tensor(turn.logp)
-                span[row, at:end] = _turn_spans(turn.tokens, text)
+            logp[row, at:end] = torch.tensor(turn.logp)
+            span[row, at:end] = torch.tensor(turn.spans, dtype=torch.long)
             at = end
         attention[row, :at] = True
     return Batch(
         tokens=tokens,
         attention_mask=attention,
-        action_mask=action,
+        action_mask=span != Span.NONE,
         span=span,
         sampler_logp=logp,
-        rewards=torch.tensor(rewards, dtype=torch.float32),
-        group=torch.tensor(groups),
+        rewards=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
+        group=torch.tensor([episode.group for episode in episodes]),
     )
 
 
-def _turn_spans(tokens: list[int], text: TokenText) -> Tensor:
-    labels = spans([text.piece(token) for token in tokens])
-    return torch.tensor([int(label) for label in labels], dtype=torch.long)
+def demonstration(
+    text: TokenText, question: Question, pieces: Iterable[tuple[str | list[int], bool]]
+) -> Episode:
+    """An episode that shows the policy what to write, for supervised training.
+
+    `pieces` are (text or tokens, whether the policy is the author), in order and encoded one by
+    one; the first is the prompt. The sampler's log-probs are 0, so are reward and group.
+    """
+    turns, actions = [], []
+    for said, own in pieces:
+        tokens = text.encode(said) if isinstance(said, str) else list(said)
+        if own:
+            parts = [text.piece(token) for token in tokens]
+            turns.append(Turn("action", tokens, [0.0] * len(tokens), spans(parts)))
+            actions.append(parse_action(text.tokenizer.decode(tokens)))
+        else:
+            turns.append(Turn.given("environment" if turns else "prompt", tokens))
+    answers = [action.content for action in actions if action.kind == "answer"]
+    searches = sum(action.kind == "search" for action in actions)
+    invalid = sum(action.kind == "invalid" for action in actions)
+    stop = StopReason.ANSWER if answers else StopReason.EOS
+    answer = answers[-1] if answers else None
+    return Episode(question, turns, stop, answer, searches, invalid, reward=0.0, group=0)

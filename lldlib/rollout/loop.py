@@ -23,7 +23,8 @@ from lldlib.policy.score import next_token
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.decode import LockstepDecoder, RaggedDecoder, make_decoder
 from lldlib.types import Episode, Question, StopReason, Turn
-from lldlib.world.protocol import Action, Protocol, ends_turn, may_end_turn, parse_action
+from lldlib.world.environment import Rules
+from lldlib.world.protocol import Action, ends_turn, may_end_turn, parse_action, spans
 
 TEXTS = 4096  # environment texts whose tokens are kept
 
@@ -65,6 +66,7 @@ class _Row:
     """One running episode."""
 
     question: Question
+    group: int
     pending: list[int]  # tokens to be fed before the policy may speak again
     turns: list[Turn]
     chance: list[float]  # uniform in [0, 1): one for every token that the policy may choose
@@ -76,18 +78,13 @@ class _Row:
     stop: StopReason | None = None
     speaking: Turn | None = None
 
-    def episode(self) -> Episode:
-        return Episode(
-            self.question, self.turns, self.stop, self.answer, self.searches, self.invalid
-        )
-
 
 class Rollout:
-    """Runs episodes of one policy against one retriever."""
+    """Runs episodes by an environment's rules; `tool` and `config` may change between two runs."""
 
-    def __init__(self, tokenizer, protocol: Protocol, retriever: Retriever, config: RolloutConfig):
-        self.text = TokenText(tokenizer)
-        self.protocol, self.retriever, self.config = protocol, retriever, config
+    def __init__(self, tokenizer, rules: Rules, tool: Retriever, config: RolloutConfig):
+        self.text, self.protocol = TokenText(tokenizer), rules.protocol(tokenizer)
+        self.rules, self.tool, self.config = rules, tool, config
 
     @torch.inference_mode()
     def run(
@@ -96,12 +93,17 @@ class Rollout:
         questions: list[Question],
         *,
         temperature: float,
+        samples: int = 1,
         generator: torch.Generator | None = None,
     ) -> list[Episode]:
-        """One episode per question, in the given order; `temperature` 0 is greedy."""
-        size = (len(questions), self.config.max_tokens)
+        """`samples` episodes a question, in the given order; `temperature` 0 is greedy.
+
+        The `generator` is one of the CPU, wherever the model is.
+        """
+        asked = [pair for pair in enumerate(questions) for _ in range(samples)]
+        size = (len(asked), self.config.max_tokens)
         chance = torch.rand(size, generator=generator) if temperature else torch.zeros(size)
-        rows = [self._start(*pair) for pair in zip(questions, chance.tolist(), strict=True)]
+        rows = [self._start(*pair) for pair in zip(asked, chance.tolist(), strict=True)]
         head = model.get_output_embeddings()
         decoder = make_decoder(model, *size)
         running = list(rows)
@@ -116,15 +118,28 @@ class Rollout:
                 running = self._drop_finished(running, decoder)
         return [self._end(row) for row in rows]
 
-    def _start(self, question: Question, chance: list[float]) -> _Row:
+    def _start(self, asked: tuple[int, Question], chance: list[float]) -> _Row:
+        group, question = asked
         tokens = self.text.encode(self.protocol.prompt(question.text))
-        prompt = Turn("prompt", tokens, [0.0] * len(tokens))
-        return _Row(question, list(tokens), [prompt], chance)
+        return _Row(question, group, list(tokens), [Turn.given("prompt", tokens)], chance)
 
     def _end(self, row: _Row) -> Episode:
-        own = [token for turn in row.turns if turn.role == "action" for token in turn.tokens]
-        row.answer = self.protocol.final_answer(self.text.tokenizer.decode(own), row.answer)
-        return row.episode()
+        """The episode, with what its tokens are for and what it earned."""
+        own = [turn for turn in row.turns if turn.role == "action"]
+        for turn in own:
+            turn.spans = spans([self.text.piece(token) for token in turn.tokens])
+        said = self.text.tokenizer.decode([token for turn in own for token in turn.tokens])
+        answer = self.protocol.final_answer(said, row.answer)
+        return Episode(
+            question=row.question,
+            turns=row.turns,
+            stop=row.stop,
+            answer=answer,
+            valid_searches=row.searches,
+            invalid_actions=row.invalid,
+            reward=self.rules.reward(answer, row.question.answers),
+            group=row.group,
+        )
 
     def _drop_finished(
         self, running: list[_Row], decoder: LockstepDecoder | RaggedDecoder
@@ -184,13 +199,11 @@ class Rollout:
         if row.pending:
             last = row.turns[-1]
             keep = len(last.tokens) - len(row.pending)
-            last.tokens, last.logp = last.tokens[:keep], last.logp[:keep]
-            if not keep:
-                row.turns.pop()
+            row.turns[-1:] = [Turn.given(last.role, last.tokens[:keep])] if keep else []
 
     def _speak(self, row: _Row, token: int, logp: float) -> None:
         if row.speaking is None:
-            row.speaking = Turn("action", [], [])
+            row.speaking = Turn("action", [], [], [])
             row.turns.append(row.speaking)
         row.speaking.tokens.append(token)
         row.speaking.logp.append(logp)
@@ -210,7 +223,7 @@ class Rollout:
 
     def _search(self, rows: list[_Row], queries: list[str]) -> None:
         try:
-            found = self.retriever.search(queries, self.config.top_k)
+            found = self.tool.search(queries, self.config.top_k)
         except RetrieverError as error:
             logger.warning("%d rollouts end without their search: %s", len(rows), error)
             for row in rows:
@@ -222,6 +235,6 @@ class Rollout:
             self._say(row, self.protocol.observe(passages, self.text.encode, limit))
 
     def _say(self, row: _Row, tokens: list[int]) -> None:
-        row.turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
+        row.turns.append(Turn.given("environment", tokens))
         row.pending = row.pending + tokens
         row.speaking = None

@@ -32,10 +32,7 @@ def dissect(trainer: Trainer, loss: LossConfig) -> list[Dissected]:
     config, policy = trainer.config, trainer.policy
     before, temperature = copy.deepcopy(policy.model), config.rollout.temperature
     _, episodes = trainer.step()
-    rewards = [policy.protocol.reward(e.answer, e.question.answers) for e in episodes]
-    size = config.rollout.group_size
-    groups = [row // size for row in range(len(episodes))]
-    batch = collate(episodes, rewards, groups, trainer.rollout.text)
+    batch = collate(episodes)
     advantages = group_advantages(batch.rewards, batch.group, scale=config.loss.scale_advantage)
     with torch.no_grad():
         old = score_sorted(before, batch, temperature, proxy=loss)
@@ -45,6 +42,6 @@ def dissect(trainer: Trainer, loss: LossConfig) -> list[Dissected]:
     roles = [[turn.role for turn in e.turns for _ in turn.tokens] for e in episodes]
     rows = batch_tokens(texts, roles, batch, old.logp, new.logp, old.proxy_logp, advantages, loss)
     return [
-        Dissected(e.question.text, r, float(a), tokens)
-        for e, r, a, tokens in zip(episodes, rewards, advantages, rows, strict=True)
+        Dissected(e.question.text, e.reward, float(a), tokens)
+        for e, a, tokens in zip(episodes, advantages, rows, strict=True)
     ]

@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 import transformers
 
-from lldlib.config import DataConfig, LoadConfig, LossConfig, RolloutConfig, TrainConfig
-from lldlib.evaluate.score import evaluate
-from lldlib.policy.load import Policy
+from lldlib.config import TrainConfig, train_config_from
+from lldlib.evaluate.heldout import ask
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm
-from lldlib.train.setup import make_setting, probe_set
+from lldlib.train.setup import make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
 
@@ -30,13 +29,10 @@ class TrainingRun:
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
         self.out, self.config = Path(out), config
         if resume:
-            self.config = config = saved_config(Run(out).config)
+            self.config = config = train_config_from(Run(out).config)
         self.setting = make_setting(config)
         s = self.setting
-        probe = None
-        if config.probe_every:
-            probe = probe_set(s.policy, s.train_retriever, s.train_questions, config.rollout)
-        self.trainer = Trainer(config, s.policy, s.train_retriever, s.train_questions, probe)
+        self.trainer = Trainer(config, s.policy, s.environment, s.probe)
         self.watched: dict[str, list[float | None]] = {key: [] for key in ALARM_KEYS}
         if resume:
             self._resume(None)
@@ -52,7 +48,7 @@ class TrainingRun:
             self.checkpoint()
             return
         tensors, state = run.load_checkpoint(step)
-        self.trainer.turn(**vars(saved_config(state["config"])))
+        self.trainer.turn(**vars(train_config_from(state["config"])))
         self.trainer.load_state(tensors, state)
         self.config, step = self.trainer.config, state["step"]
         self.writer = RunWriter.resume(self.out, step)
@@ -82,7 +78,7 @@ class TrainingRun:
         shutil.copytree(checkpoint, fresh / "checkpoints" / checkpoint.name)
         for file in source.path.glob("*.json*"):
             shutil.copy(file, fresh)
-        run = cls(saved_config(source.config), fresh, resume=True)
+        run = cls(train_config_from(source.config), fresh, resume=True)
         if knobs:
             run.turn(**knobs)
         run.writer.close()
@@ -138,7 +134,7 @@ class TrainingRun:
             metrics |= self.heldout_metrics()
         logged = self.writer.metrics(index, metrics)
         for episode in episodes[: config.rollouts_logged]:
-            self.writer.rollout(index, record(episode, self.setting.policy))
+            self.writer.rollout(index, record(episode, self.setting.policy.tokenizer))
         self._watch(index, logged)  # as a resumed run reads them
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
@@ -153,15 +149,15 @@ class TrainingRun:
 
     def heldout_metrics(self) -> dict[str, float]:
         """Scores on the held-out questions: sampled as in training, and greedy."""
-        s, temperature = self.setting, self.config.rollout.temperature
+        s, questions = self.setting, self.setting.environment.heldout.questions
         sampled, greedy = (
-            evaluate(s.policy, s.heldout_rollout, s.heldout_questions, temperature=t)
-            for t in (temperature, 0.0)
+            ask(s.policy, s.heldout, questions, temperature=temperature)
+            for temperature in (self.config.rollout.temperature, 0.0)
         )
         return {
-            "eval/heldout_em": sampled.em,
-            "eval/heldout_f1": sampled.f1,
-            "eval/heldout_em_greedy": greedy.em,
+            "eval/heldout_em": sampled.reward,
+            **{f"eval/heldout_{name}": value for name, value in sampled.scores.items()},
+            "eval/heldout_em_greedy": greedy.reward,
         }
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
@@ -175,19 +171,18 @@ class TrainingRun:
         return Run(self.out)
 
 
-def record(episode: Episode, policy: Policy) -> dict:
+def record(episode: Episode, tokenizer) -> dict:
     """An episode as JSON: texts and tokens with the sampler's log-probs, turn by turn."""
-    decode = policy.tokenizer.decode
     return {
         "question": episode.question.text,
         "answers": list(episode.question.answers),
         "answer": episode.answer,
-        "reward": policy.protocol.reward(episode.answer, episode.question.answers),
+        "reward": episode.reward,
         "stop": episode.stop.value,
         "turns": [
             {
                 "role": t.role,
-                "text": decode(t.tokens),
+                "text": tokenizer.decode(t.tokens),
                 "logp": [round(v, 4) for v in t.logp if t.role == "action"],
             }
             for t in episode.turns
@@ -213,19 +208,4 @@ def logged_config(run: Run, step: int) -> TrainConfig:
     for event in run.events:
         if event["kind"] == "knob" and event["step"] < step:
             raw |= {name: value for name, value in event.items() if name not in ("step", "kind")}
-    return saved_config(raw)
-
-
-def saved_config(raw: dict) -> TrainConfig:
-    """The TrainConfig of a run folder's config.json; ValueError if of another version."""
-    names = {f.name for f in dataclasses.fields(TrainConfig)}
-    kept = {k: v for k, v in raw.items() if k in names}
-    try:
-        kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
-        data = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.get("data", {}).items()}
-        kept |= {"load": LoadConfig(**kept.get("load", {})), "data": DataConfig(**data)}
-        return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"the run's config.json is of another version ({error}): start a new run"
-        ) from error
+    return train_config_from(raw)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from lldlib.config import LoadConfig, SftConfig
 from lldlib.policy.load import Policy, load_as
 from lldlib.policy.score import score
-from lldlib.rollout.batch import collate
+from lldlib.rollout.batch import collate, demonstration
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.train.gold import (
@@ -31,8 +31,9 @@ from lldlib.train.gold import (
 )
 from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.train.warmstart import save_policy
-from lldlib.types import Episode, StopReason, Turn
+from lldlib.types import Episode
 from lldlib.world.answers import normalise_answer
+from lldlib.world.protocol import search_protocol
 
 DRAWS = 50  # trajectories tried for one that fits in max_tokens
 
@@ -120,7 +121,7 @@ class SftRun:
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, len(episodes), self.config.rows):
             part = episodes[start : start + self.config.rows]
-            batch = collate(part, [0.0] * len(part), list(range(len(part))), self.text)
+            batch = collate(part)
             device = torch.device(self.config.load.device)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.config.autocast):
                 scores = score(model, batch.to(device), 1.0)
@@ -134,7 +135,7 @@ class SftRun:
         weights = [len(file) ** 0.5 for file in self.files]  # a short one more often, not as often
         for _ in range(DRAWS):
             path = rng.choice(rng.choices(self.files, weights)[0])
-            episode = gold_episode(self.policy, self.text, path, rng, self.config)
+            episode = gold_episode(self.text, path, rng, self.config)
             fits = sum(len(turn.tokens) for turn in episode.turns) <= self.config.max_tokens
             if fits and (not self.config.search or reads_answer(episode, self.policy.tokenizer)):
                 return episode
@@ -157,21 +158,16 @@ class SftRun:
         return dataclasses.replace(policy, model=policy.model.merge_and_unload())
 
 
-def gold_episode(
-    policy: Policy, text: TokenText, path: GoldPath, rng: random.Random, config: SftConfig
-) -> Episode:
+def gold_episode(text: TokenText, path: GoldPath, rng: random.Random, config: SftConfig) -> Episode:
     """The trajectory of one question, tokenised turn by turn as a rollout does it."""
-    prompt = text.encode(policy.protocol.prompt(path.question.text))
-    turns = [Turn("prompt", prompt, [0.0] * len(prompt))]
+    protocol = search_protocol(text.tokenizer)
+    pieces = [(protocol.prompt(path.question.text), False)]
     shown = demonstrate(path, rng, config.top_k) if config.search else answer_at_once(path)
     for action, passages in shown:
-        tokens = text.encode(action)
-        turns.append(Turn("action", tokens, [0.0] * len(tokens)))
+        pieces.append((action, True))
         if passages:
-            tokens = policy.protocol.observe(passages, text.encode, config.passage_tokens)
-            turns.append(Turn("environment", tokens, [0.0] * len(tokens)))
-    searches = len(shown) - 1
-    return Episode(path.question, turns, StopReason.ANSWER, path.question.answers[0], searches, 0)
+            pieces.append((protocol.observe(passages, text.encode, config.passage_tokens), False))
+    return demonstration(text, path.question, pieces)
 
 
 def reads_answer(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> bool:

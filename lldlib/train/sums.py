@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from lldlib.policy.load import EOS, Policy, tiny_model, word_tokenizer
+from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
 from lldlib.train.warmstart import supervised_loss
-from lldlib.types import Question
-from lldlib.world.maths import MATHS
+from lldlib.types import Episode, Question
+from lldlib.world.protocol import MATHS
 
 DIGITS = range(1, 6)  # the terms of a sum
 LINKS = ("so", "then", "now", "next", "and", "but", "perhaps")  # words that open a step
@@ -89,13 +90,10 @@ def sums_policy(seed: int, config: SumsConfig) -> Policy:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return Policy(model.eval(), tokenizer, MATHS)
+    return Policy(model.eval(), tokenizer)
 
 
-def _lesson(
-    text: TokenText, question: Question, rng: random.Random, config: SumsConfig
-) -> tuple[list[int], list[int]]:
-    """Tokens of a prompt with its solution, and the labels: -100 on the prompt."""
-    prompt = text.encode(MATHS.prompt(question.text))
-    own = text.encode(solution(question, rng, config))
-    return prompt + own, [-100] * len(prompt) + own
+def _lesson(text: TokenText, question: Question, rng: random.Random, config: SumsConfig) -> Episode:
+    """A prompt with its solution."""
+    shown = [(MATHS.prompt(question.text), False), (solution(question, rng, config), True)]
+    return demonstration(text, question, shown)

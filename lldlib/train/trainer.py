@@ -20,12 +20,12 @@ from lldlib.losses.objective import LossInputs, compute_loss, needs
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.pieces import backward_through, leaf_scores
 from lldlib.policy.score import ROWS, Scores, score, score_sorted
-from lldlib.retrieval import Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
 from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
-from lldlib.types import Batch, Episode, Question
+from lldlib.types import Batch, Episode
+from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
 QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
@@ -63,15 +63,15 @@ class Trainer:
         self,
         config: TrainConfig,
         policy: Policy,
-        retriever: Retriever,
-        questions: list[Question],
+        environment: Environment,
         probe: Batch | None = None,
     ):
-        config.check(len(questions))
-        self.config, self.policy, self.questions = config, policy, questions
+        first = environment.training(0)
+        config.check(len(first.questions))
+        self.config, self.policy, self.environment = config, policy, environment
         self.device = next(policy.model.parameters()).device
         self.probe = None if probe is None else probe.to(self.device)
-        self.rollout = Rollout(policy.tokenizer, policy.protocol, retriever, config.rollout)
+        self.rollout = Rollout(policy.tokenizer, environment.rules, first.tool, config.rollout)
         self.parameters = list(trainable(policy.model).values())
         self.reference = reference_model(policy.model) if config.loss.kl_coef else None
         self.optimizer = make_optimizer(policy.model, config.lr, config.betas)
@@ -99,20 +99,17 @@ class Trainer:
         return metrics, episodes
 
     def _collect(self) -> tuple[list[Episode], Batch]:
-        size = self.config.rollout.group_size
+        config, split = self.config.rollout, self.environment.training(self.step_index)
         rng = random.Random(self._seed(QUESTIONS))
-        chosen = rng.sample(self.questions, self.config.rollout.problems)
-        generator = torch.Generator(self.device).manual_seed(self._seed(SAMPLING))
+        self.rollout.tool = split.tool
         episodes = self.rollout.run(
             self.policy.model,
-            [question for question in chosen for _ in range(size)],
-            temperature=self.config.rollout.temperature,
-            generator=generator,
+            rng.sample(split.questions, config.problems),
+            samples=config.group_size,
+            temperature=config.temperature,
+            generator=torch.Generator().manual_seed(self._seed(SAMPLING)),
         )
-        reward = self.policy.protocol.reward
-        rewards = [reward(e.answer, e.question.answers) for e in episodes]
-        groups = [row // size for row in range(len(episodes))]
-        return episodes, collate(episodes, rewards, groups, self.rollout.text).to(self.device)
+        return episodes, collate(episodes).to(self.device)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
@@ -269,7 +266,7 @@ class Trainer:
     def turn(self, **knobs) -> None:
         """Change settings between steps: `lr`, `loss` (a LossConfig) or any other field."""
         config = dataclasses.replace(self.config, **knobs)
-        config.check(len(self.questions))
+        config.check(len(self.environment.training(self.step_index).questions))
         if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
         self.config, self.rollout.config = config, config.rollout

@@ -15,10 +15,12 @@ from tqdm import tqdm
 
 from lldlib.config import DemonstrationConfig, WarmstartConfig
 from lldlib.policy.load import Policy, tiny_model, word_tokenizer
-from lldlib.retrieval import BM25Retriever
+from lldlib.retrieval import BM25Retriever, Retriever
+from lldlib.rollout.batch import collate, demonstration
 from lldlib.rollout.loop import TokenText
 from lldlib.train.lessons import FILLER, demonstrate
-from lldlib.world.atlas import World, vocabulary
+from lldlib.types import Episode
+from lldlib.world.atlas import World, WorldQuestion, vocabulary
 from lldlib.world.protocol import TINY
 
 PLAIN = DemonstrationConfig(
@@ -40,7 +42,7 @@ def make_tiny(world: World, config: WarmstartConfig) -> Policy:
         heads=config.heads,
         seed=config.seed,
     )
-    return Policy(model, tokenizer, TINY)
+    return Policy(model, tokenizer)
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
@@ -59,8 +61,8 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
             group["lr"] = config.lr * scale
         questions = permuted.sample_questions(rng, config.batch, "train")
         style = PLAIN if step < config.plain_steps else config.demonstrations
-        rows = [_tokens(text, policy, q, permuted, retriever, rng, style) for q in questions]
-        loss = supervised_loss(model, rows)
+        shown = [lesson(text, q, permuted, retriever, rng, style) for q in questions]
+        loss = supervised_loss(model, shown)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -78,22 +80,23 @@ def save_policy(policy: Policy, path: Path) -> None:
     logger.info("saved the policy to %s", path)
 
 
-def _tokens(text, policy, question, world, retriever, rng, style) -> tuple[list[int], list[int]]:
-    """Tokens of one demonstration and its labels (-100 where the policy is not the author)."""
-    prompt = text.encode(policy.protocol.prompt(question.text))
-    tokens, labels = list(prompt), [-100] * len(prompt)
-    for piece, own in demonstrate(world, question, retriever, rng, style):
-        ids = text.encode(piece)
-        tokens += ids
-        labels += ids if own else [-100] * len(ids)
-    return tokens, labels
+def lesson(
+    text: TokenText,
+    question: WorldQuestion,
+    world: World,
+    retriever: Retriever,
+    rng: random.Random,
+    style: DemonstrationConfig,
+) -> Episode:
+    """One demonstration of how the question is answered in the world."""
+    prompt = (TINY.prompt(question.text), False)
+    return demonstration(
+        text, question, [prompt, *demonstrate(world, question, retriever, rng, style)]
+    )
 
 
-def supervised_loss(
-    model: nn.Module, rows: list[tuple[list[int], list[int]]]
-) -> Float[torch.Tensor, ""]:
-    """Mean cross-entropy (nats) of rows (tokens, labels); a label of -100 is not learnt."""
-    width = max(len(tokens) for tokens, _ in rows)
-    tokens = torch.tensor([t + [0] * (width - len(t)) for t, _ in rows])
-    labels = torch.tensor([label + [-100] * (width - len(label)) for _, label in rows])
-    return model(input_ids=tokens, labels=labels, use_cache=False).loss
+def supervised_loss(model: nn.Module, episodes: list[Episode]) -> Float[torch.Tensor, ""]:
+    """Mean cross-entropy (nats) of the policy's own tokens in demonstrations."""
+    batch = collate(episodes)
+    labels = batch.tokens.masked_fill(~batch.action_mask, -100)  # which are not learnt
+    return model(input_ids=batch.tokens, labels=labels, use_cache=False).loss

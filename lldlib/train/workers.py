@@ -22,9 +22,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from lldlib.config import TrainConfig
+from lldlib.config import TrainConfig, train_config_from
 from lldlib.runs.folder import CONFIG, Run
-from lldlib.train.run import TrainingRun, saved_config
+from lldlib.train.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def is_finished(cell: Cell) -> bool:
     if not (cell.path / CONFIG).is_file():
         return False
     run = Run(cell.path)
-    saved, wanted = _flat(saved_config(run.config)), _flat(cell.config)
+    saved, wanted = _flat(train_config_from(run.config)), _flat(cell.config)
     if saved != wanted:
         unlike = (name for name in wanted if saved[name] != wanted[name])
         other = ", ".join(f"{name} {saved[name]}, not {wanted[name]}" for name in unlike)

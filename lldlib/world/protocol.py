@@ -1,7 +1,6 @@
 """The tag protocol of Search-R1 (arXiv 2503.09516): think, search, read, answer.
 
-The only place that parses what the policy writes and renders what the environment says; it also
-says what an answer earns, so that training and evaluation follow the task's own rule. Retrieved
+The only place that parses what the policy writes and renders what the environment says. Retrieved
 text is data: it is rendered into the context and never parsed, so a passage that holds
 `</information><answer>x</answer>` neither ends a turn nor scores.
 """
@@ -13,7 +12,7 @@ from typing import Literal
 
 from lldlib.retrieval import Passage
 from lldlib.types import Span
-from lldlib.world.answers import exact_match
+from lldlib.world.answers import boxed
 
 CLOSING_TAGS = ("</search>", "</answer>")
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
@@ -29,6 +28,7 @@ INVALID_MESSAGE = (
     "\nThe last action was invalid. To search, put the query between <search> and </search>. "
     "To finish, put the answer between <answer> and </answer>. Try again.\n"
 )
+MATHS_INSTRUCTION = "Reason step by step, and put the final answer within \\boxed{}."
 TINY_INVALID_MESSAGE = " Invalid action . Try again . "
 INFORMATION, END_OF_INFORMATION = "\n\n<information>", "</information>\n\n"
 _PLACE = "@@message@@"  # stands for the user's message while a chat template is taken apart
@@ -94,10 +94,6 @@ class Protocol:
         """What an episode answers: the <answer> it ended with, of all that the policy said."""
         return tagged
 
-    def reward(self, answer: str | None, accepted: tuple[str, ...]) -> float:
-        """What the answer earns: its exact match with an accepted one, 0 or 1."""
-        return exact_match(answer, accepted)
-
     def in_chat(self, tokenizer) -> "Protocol":
         """The same protocol inside the tokenizer's chat template, if it has one.
 
@@ -114,8 +110,30 @@ class Protocol:
         return replace(self, chat=(before, after))
 
 
+@dataclass(frozen=True)
+class MathsProtocol(Protocol):
+    """The texts of an episode without search: the problem as it is, then the instruction."""
+
+    def prompt(self, question: str) -> str:
+        """The text that opens an episode."""
+        return f"{self.chat[0]}{question.strip()}\n{self.instruction}\n{self.chat[1]}"
+
+    def final_answer(self, said: str, tagged: str | None) -> str | None:
+        """What the last complete box of all that was said holds; else the <answer>, if any."""
+        return boxed(said) or tagged
+
+
 SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE, numbered=True, observation_tokens=500)
 TINY = Protocol("", TINY_INVALID_MESSAGE)
+MATHS = MathsProtocol(MATHS_INSTRUCTION, invalid_message="")
+
+
+def search_protocol(tokenizer) -> Protocol:
+    """The short texts of TINY for a vocabulary that holds the tags as tokens, else SEARCH_R1.
+
+    The latter stands in the tokenizer's chat template, if it has one.
+    """
+    return TINY if "</search>" in tokenizer.get_vocab() else SEARCH_R1.in_chat(tokenizer)
 
 
 def parse_action(text: str) -> Action:

@@ -23,10 +23,11 @@ from lldlib.adapters.search import rollout_reward, search_rollout
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
 from lldlib.adapters.trl_config import TERMS
 from lldlib.config import TrainConfig
+from lldlib.policy.load import load_as
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
-from lldlib.train.setup import builtin_setting
 from lldlib.train.sweep import grid_cells, parse_grid
+from lldlib.world.environment import open_environment
 
 CHECKPOINT_EVERY = 10  # rollout batches
 
@@ -75,15 +76,17 @@ def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
 
 def train(config: TrainConfig, folder: Path) -> None:
     """One run, from its last checkpoint if it has one."""
-    setting = builtin_setting(config)
-    policy, questions = setting.policy, setting.train_questions
-    runner = Rollout(policy.tokenizer, policy.protocol, setting.train_retriever, config.rollout)
+    policy, environment = load_as(config.policy, config.load), open_environment(config)
+    split = environment.training(0)
+    runner = Rollout(policy.tokenizer, environment.rules, split.tool, config.rollout)
     trainer = LLDGRPOTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=rollout_reward,
-        rollout_func=search_rollout(runner, questions),
-        train_dataset=Dataset.from_list([{"prompt": question.text} for question in questions]),
+        rollout_func=search_rollout(runner, split.questions),
+        train_dataset=Dataset.from_list(
+            [{"prompt": question.text} for question in split.questions]
+        ),
         args=settings(config, folder),
     )
     checkpoint = get_last_checkpoint(folder / "trl") if (folder / "trl").is_dir() else None

@@ -16,6 +16,8 @@ from lldlib.adapters.search import (
 from lldlib.config import RolloutConfig
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question, StopReason, Turn
+from lldlib.world.environment import RULES
+from lldlib.world.protocol import TINY
 
 
 def test_an_environment_searches_until_its_budget_is_spent():
@@ -73,11 +75,13 @@ def test_episodes_keep_their_masks():
 def test_an_empty_completion_is_filled_and_masked():
     episode = Episode(
         Question("0", "q", ("a",)),
-        [Turn("prompt", [5, 6], [0.0, 0.0])],
+        [Turn.given("prompt", [5, 6])],
         StopReason.TOKEN_BUDGET,
         None,
-        0,
-        0,
+        valid_searches=0,
+        invalid_actions=0,
+        reward=0.0,
+        group=0,
     )
     out = completions([episode], filler=9)
     assert out["completion_ids"] == [[9]] and out["env_mask"] == [[0]]
@@ -85,7 +89,7 @@ def test_an_empty_completion_is_filled_and_masked():
 
 def test_a_rollout_function_finds_its_questions():
     policy, questions = tiny_policy(), world_questions(4)
-    runner = Rollout(policy.tokenizer, policy.protocol, retriever(), RolloutConfig(max_tokens=40))
+    runner = Rollout(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=40))
     asked = search_rollout(runner, questions)
     trainer = SimpleNamespace(
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
@@ -95,7 +99,7 @@ def test_a_rollout_function_finds_its_questions():
     )
     torch.manual_seed(0)
     out = asked([questions[2].text, questions[0].text], trainer)
-    wanted = [policy.protocol.prompt(questions[k].text) for k in (2, 0)]
+    wanted = [TINY.prompt(questions[k].text) for k in (2, 0)]
     assert out["prompt_ids"] == [runner.text.encode(text) for text in wanted]
     with pytest.raises(KeyError):
         asked(["another question"], trainer)

@@ -72,7 +72,7 @@ class Recorder:
 def ours(config, policy, runner, start, rows, weights) -> tuple[torch.Tensor, list]:
     """The same rows through our own collation, scoring and objective."""
     episodes = runner.episodes
-    batch = collate(episodes, [0.0] * len(episodes), [0] * len(episodes), runner.rollout.text)
+    batch = collate(episodes)
     texts = [tuple(t for turn in e.turns for t in turn.tokens) for e in episodes]
     index = torch.tensor([texts.index(row) for row in read(rows)])
     part = batch.rows(index)

@@ -14,6 +14,7 @@ from lldlib.config import RolloutConfig
 from lldlib.policy.load import Policy
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question
+from lldlib.world.environment import RULES
 
 ROLLOUT = RolloutConfig(max_tokens=40, max_searches=3)
 GROUP = 4
@@ -23,7 +24,7 @@ class Remembering:
     """Runs episodes and keeps them; a reward that is not of the world, so that groups are mixed."""
 
     def __init__(self, policy: Policy):
-        self.rollout = Rollout(policy.tokenizer, policy.protocol, retriever(), ROLLOUT)
+        self.rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), ROLLOUT)
         self.episodes: list[Episode] = []
 
     def run(self, model, questions: list[Question], *, temperature: float) -> list[Episode]:

@@ -8,7 +8,6 @@ import torch
 
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode
-from lldlib.world.answers import exact_match
 
 from .search_r1 import SearchR1Loop
 from .timing import Measurement, timed
@@ -21,7 +20,7 @@ STATISTICS: dict[str, Callable[[Episode], float]] = {
     "all tokens": lambda e: all_tokens([e]),
     "searches": lambda e: e.valid_searches,
     "invalid actions": lambda e: e.invalid_actions,
-    "reward": lambda e: exact_match(e.answer, e.question.answers),
+    "reward": lambda e: e.reward,
 }
 
 
@@ -39,9 +38,8 @@ class Arm:
 
 def measure(work: Workload, repeats: int) -> tuple[list[Measurement], str]:
     """The ratios, and a text that shows the two arms' rates and that their episodes are alike."""
-    parts = (work.policy.tokenizer, work.policy.protocol, work.retriever, work.config.rollout)
     ours, theirs = Arm([], []), Arm([], [])
-    arms = ((ours, Rollout(*parts)), (theirs, SearchR1Loop(*parts)))
+    arms = ((ours, Rollout(*work.parts)), (theirs, SearchR1Loop(*work.parts)))
     temperature = work.config.rollout.temperature
     for number, questions in enumerate(work.batches(repeats + 1)):
         torch.manual_seed(number)

@@ -17,7 +17,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from lldlib.config import RolloutConfig
 from lldlib.retrieval import Retriever
 from lldlib.types import Episode, Question, StopReason, Turn
-from lldlib.world.protocol import CLOSING_TAGS, Protocol, ends_turn, parse_action
+from lldlib.world.environment import Rules
+from lldlib.world.protocol import CLOSING_TAGS, ends_turn, parse_action
 
 
 @dataclass
@@ -32,12 +33,7 @@ class _Row:
 
     def add(self, role: str, tokens: list[int]) -> None:
         self.tokens = self.tokens + tokens
-        self.turns.append(Turn(role, tokens, [0.0] * len(tokens)))
-
-    def episode(self) -> Episode:
-        return Episode(
-            self.question, self.turns, self.stop, self.answer, self.searches, self.invalid
-        )
+        self.turns.append(Turn.given(role, tokens))
 
 
 class _RowBudget(StoppingCriteria):
@@ -53,7 +49,7 @@ class _RowBudget(StoppingCriteria):
 class SearchR1Loop:
     """A drop-in for `lldlib.rollout.loop.Rollout` that prefills every row again at every turn."""
 
-    def __init__(self, tokenizer, protocol: Protocol, retriever: Retriever, config: RolloutConfig):
+    def __init__(self, tokenizer, rules: Rules, retriever: Retriever, config: RolloutConfig):
         """Raises ValueError for a tokenizer in which a closing tag is not one token."""
         vocabulary = tokenizer.get_vocab()
         if missing := [tag for tag in CLOSING_TAGS if tag not in vocabulary]:
@@ -61,7 +57,8 @@ class SearchR1Loop:
                 f"{', '.join(missing)} is not one token here: "
                 "give a policy with the tiny vocabulary"
             )
-        self.tokenizer, self.protocol = tokenizer, protocol
+        self.tokenizer, self.rules = tokenizer, rules
+        self.protocol = rules.protocol(tokenizer)
         self.retriever, self.config = retriever, config
         self.ends = [tokenizer.eos_token_id, *(vocabulary[tag] for tag in CLOSING_TAGS)]
 
@@ -74,12 +71,18 @@ class SearchR1Loop:
         while active := [row for row in rows if row.stop is None]:
             replies = self._generate(model, active, temperature)
             self._environment(active, replies)
-        return [row.episode() for row in rows]
+        return [self._end(row, group) for group, row in enumerate(rows)]
 
     def _start(self, question: Question) -> _Row:
         row = _Row(question, [])
         self._append(row, "prompt", self._encode(self.protocol.prompt(question.text)))
         return row
+
+    def _end(self, row: _Row, group: int) -> Episode:
+        """Without log-probs and spans, which nobody asks this loop for."""
+        reward = self.rules.reward(row.answer, row.question.answers)
+        counts = row.searches, row.invalid
+        return Episode(row.question, row.turns, row.stop, row.answer, *counts, reward, group)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

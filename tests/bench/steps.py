@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lldlib.train.setup import probe_set
-from lldlib.world.answers import exact_match
+from lldlib.world.environment import Environment, Split
 
 from .timing import Measurement
 from .trainer import TimedTrainer
@@ -79,13 +79,14 @@ def worker(python: Path, work: Workload, batches: int) -> Iterator[Worker]:
 
 def measure(work: Workload, repeats: int) -> tuple[list[Measurement], str]:
     """The ratios, and a text with what a step took and gave in both."""
-    probe = probe_set(work.policy, work.retriever, work.questions, work.config.rollout)
+    probe = probe_set(work.policy, work.environment, work.config.rollout)
     trainer, batches = TimedTrainer(work, probe), work.batches(repeats + 1)
+    _, rules, tool, _ = work.parts
     ours, theirs = [], []
     with worker(environment(), work, len(batches)) as trl:
         for number, questions in enumerate(batches):
             trainer.restart(number)
-            trainer.questions = questions
+            trainer.environment = Environment.fixed(rules, Split(questions, tool))
             arms = [lambda: ours.append(_step(trainer)), lambda: theirs.append(trl.step())]
             for arm in arms if number % 2 else arms[::-1]:
                 arm()
@@ -107,12 +108,11 @@ def measure(work: Workload, repeats: int) -> tuple[list[Measurement], str]:
 def _step(trainer: TimedTrainer) -> dict[str, float]:
     """One step of ours, in the terms of `Worker.step`, and `measuring`: seconds of diagnostics."""
     seconds, episodes = trainer.timed_step()
-    rewards = [exact_match(e.answer, e.question.answers) for e in episodes]
     return {
         "seconds": seconds,
         "rollout": trainer.rolling,
         "measuring": trainer.measuring,
-        "reward": statistics.fmean(rewards),
+        "reward": statistics.fmean(episode.reward for episode in episodes),
         "tokens": policy_tokens(episodes) / len(episodes),
     }
 

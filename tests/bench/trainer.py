@@ -11,7 +11,7 @@ class TimedTrainer(Trainer):
     """A `Trainer` that starts every step from the same weights and times its measurements apart."""
 
     def __init__(self, work: Workload, probe: Batch | None = None):
-        super().__init__(work.config, work.policy, work.retriever, work.questions, probe)
+        super().__init__(work.config, work.policy, work.environment, probe)
         tensors, self.start_state = self.state()
         self.start = {name: value.detach().clone() for name, value in tensors.items()}
         self.handed: tuple[list[Episode], Batch] | None = None

@@ -14,7 +14,6 @@ import torch
 
 from lldlib.config import TrainConfig
 from lldlib.types import Episode
-from lldlib.world.answers import exact_match
 
 from .search_r1 import SearchR1Loop
 from .timing import clock
@@ -32,7 +31,7 @@ def completions(episodes: list[Episode]) -> dict[str, list | None]:
     out["env_mask"] = [
         [int(turn.role == "action") for turn in e.turns[1:] for _ in turn.tokens] for e in episodes
     ]
-    out["episode_reward"] = [exact_match(e.answer, e.question.answers) for e in episodes]
+    out["episode_reward"] = [e.reward for e in episodes]
     return out
 
 
@@ -83,9 +82,7 @@ def serve(work: Workload, count: int, answers) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    loop = SearchR1Loop(
-        work.policy.tokenizer, work.policy.protocol, work.retriever, work.config.rollout
-    )
+    loop = SearchR1Loop(*work.parts)
     asked = [q for batch in work.batches(count) for q in batch]
     by_text = {q.text: q for q in asked}
     start = {k: v.clone() for k, v in work.policy.model.state_dict().items()}

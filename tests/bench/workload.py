@@ -4,11 +4,10 @@ import random
 from dataclasses import dataclass
 
 from lldlib.config import TrainConfig
-from lldlib.policy.load import Policy
+from lldlib.policy.load import Policy, load_as
 from lldlib.recipes import collapse_config
-from lldlib.retrieval import BM25Retriever
-from lldlib.train.setup import builtin_setting
 from lldlib.types import Episode, Question
+from lldlib.world.environment import Environment, open_environment
 
 SEED = 0
 
@@ -20,8 +19,7 @@ class Workload:
     config: TrainConfig
     overrides: dict[str, object]  # that `config` was made with
     policy: Policy
-    retriever: BM25Retriever
-    questions: list[Question]
+    environment: Environment
 
     @classmethod
     def make(cls, policy: str, **overrides: object) -> "Workload":
@@ -29,14 +27,19 @@ class Workload:
         config = collapse_config(
             "grpo", SEED, **overrides | {"policy": policy, "warmup_batches": 0}
         )
-        setting = builtin_setting(config)
-        parts = setting.policy, setting.train_retriever, setting.train_questions
-        return cls(config, overrides, *parts)
+        policy = load_as(config.policy, config.load)
+        return cls(config, overrides, policy, open_environment(config))
 
     def wider(self, times: int) -> "Workload":
         """The same work with `times` as many questions in a batch."""
         overrides = self.overrides | {"problems": times * self.config.rollout.problems}
         return Workload.make(self.config.policy, **overrides)
+
+    @property
+    def parts(self) -> tuple:
+        """What makes a `Rollout`, or a `SearchR1Loop`."""
+        tool = self.environment.training(0).tool
+        return self.policy.tokenizer, self.environment.rules, tool, self.config.rollout
 
     @property
     def rows(self) -> int:
@@ -45,8 +48,8 @@ class Workload:
 
     def batches(self, count: int) -> list[list[Question]]:
         """The questions of `count` rollout batches, P different ones each; always the same draw."""
-        rng = random.Random(SEED)
-        return [rng.sample(self.questions, self.config.rollout.problems) for _ in range(count)]
+        rng, questions = random.Random(SEED), self.environment.training(0).questions
+        return [rng.sample(questions, self.config.rollout.problems) for _ in range(count)]
 
     def repeated(self, questions: list[Question]) -> list[Question]:
         """Every question once per rollout of its group."""

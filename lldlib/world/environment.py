@@ -1,0 +1,130 @@
+"""Environments: which questions are asked, what may be searched, how it is worded, what it earns.
+
+An environment knows no model. `ENVIRONMENTS` lists them all: a new one is a file with a function
+that opens it from a config, and a line there.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, DataConfig, Kind, TrainConfig
+from lldlib.retrieval import BM25Retriever, Retriever
+from lldlib.retrieval.choose import open_retriever
+from lldlib.types import Question
+from lldlib.world.answers import exact_match, f1, is_right, need_math_verify
+from lldlib.world.atlas import World
+from lldlib.world.benchmarks import load_source
+from lldlib.world.protocol import MATHS, Protocol, search_protocol
+
+Score = Callable[[str | None, tuple[str, ...]], float]  # (answer, accepted ones) -> 0 to 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How any policy is asked, and what its answer earns."""
+
+    protocol: Callable[..., Protocol]  # in the texts that suit a tokenizer, its one argument
+    reward: Score
+    scores: Mapping[str, Score] = field(default_factory=dict)  # reported beside it, by name
+
+
+@dataclass(frozen=True)
+class Split:
+    """Questions, and the tool that may be used for them."""
+
+    questions: Sequence[Question]
+    tool: Retriever
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Questions, tool, protocol and reward of a run."""
+
+    rules: Rules
+    training: Callable[[int], Split]  # of a rollout batch, by its number
+    heldout: Split | None  # None: nothing is held out
+
+    @classmethod
+    def fixed(cls, rules: Rules, training: Split, heldout: Split | None = None) -> "Environment":
+        """One whose questions and tool are the same in every batch."""
+        return cls(rules, lambda batch: training, heldout)
+
+
+RULES: dict[Kind, Rules] = {
+    "qa": Rules(search_protocol, exact_match, {"f1": f1}),
+    "maths": Rules(MATHS.in_chat, is_right),
+}
+
+
+def atlas(config: TrainConfig) -> Environment:
+    """The built-in world; training searches its train facts only and never meets a held-out one."""
+    world = World.load()
+    return Environment.fixed(
+        RULES["qa"],
+        Split(
+            fixed_questions(world, TRAIN_QUESTIONS, "train"),
+            BM25Retriever(world.passages("train")),
+        ),
+        Split(
+            fixed_questions(world, HELDOUT_QUESTIONS, "heldout"),
+            BM25Retriever(world.passages("all")),
+        ),
+    )
+
+
+def fixed_questions(world: World, total: int, split: str) -> list[Question]:
+    """At most `total` different questions, the same draw in every run."""
+    drawn = world.sample_questions(random.Random(0), total, split)
+    return list({question.id: question for question in drawn}.values())
+
+
+def qa_files(config: TrainConfig) -> Environment:
+    """Question answering from files; raises what loading raises."""
+    return _files(config.data, "qa", config.data.retriever)
+
+
+def maths_files(config: TrainConfig) -> Environment:
+    """Maths from files, answered without search.
+
+    Raises ValueError for a config with searches or a corpus and without math-verify, and what
+    loading raises.
+    """
+    need_math_verify()
+    if config.rollout.max_searches:
+        raise ValueError("maths is answered without search: set rollout.max_searches to 0")
+    return _files(config.data, "maths", "none")
+
+
+def _files(data: DataConfig, kind: Kind, retriever: str) -> Environment:
+    """One tool for training and held-out questions alike."""
+    corpus, index = (None if path is None else Path(path) for path in (data.corpus, data.index))
+    tool = open_retriever(retriever, corpus, index)
+    train = [question for source in data.train for question in load_source(source, kind)]
+    heldout = [
+        question
+        for source in data.heldout
+        for question in load_source(source, kind)[: data.heldout_limit]
+    ]
+    return Environment.fixed(
+        RULES[kind], Split(train, tool), Split(heldout, tool) if heldout else None
+    )
+
+
+ENVIRONMENTS: dict[str, Callable[[TrainConfig], Environment]] = {
+    "atlas": atlas,
+    "qa": qa_files,
+    "maths": maths_files,
+}
+
+
+def open_environment(config: TrainConfig) -> Environment:
+    """The one that the config names: `data.kind` where there are files to train on, else `world`.
+
+    Raises ValueError for an unknown world, and what opening raises.
+    """
+    name = config.data.kind if config.data.train else config.data.world
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"unknown world {name!r}: use one of {', '.join(ENVIRONMENTS)}")
+    return ENVIRONMENTS[name](config)
