@@ -9,6 +9,7 @@ AnswerSchedule = Literal["none", "paper", "code"]
 Preserve = Literal["nonnegative", "positive"]
 Precision = Literal["float32", "bfloat16"]
 Kind = Literal["qa", "maths"]
+ExamHalf = Literal["validation", "test"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set, at most
@@ -95,6 +96,9 @@ class DataConfig:
     corpus: str | None = None  # passages for bm25, as JSONL
     index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
     world: str = "atlas"  # without `train`: a name of world.environment.ENVIRONMENTS
+    misses: float = 0.0  # of "shuffled": probability that a search finds a random passage
+    hop_weights: tuple[float, ...] = (0.34, 0.33, 0.33)  # of "shuffled": 1 hop, 2, ... (at most 3)
+    exam_half: ExamHalf = "validation"  # of "shuffled": settings are chosen on validation alone
 
 
 @dataclass(frozen=True)

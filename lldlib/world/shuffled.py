@@ -11,10 +11,10 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+from lldlib.config import ExamHalf
 from lldlib.retrieval import BM25Retriever, Passage
-from lldlib.world.atlas import World, WorldQuestion
+from lldlib.world.atlas import MAX_HOPS, World, WorldQuestion
 
-DRAWN = 256  # questions of a rollout batch's planet; the trainer asks some of them
 EXAM = 64  # held-out questions of each number of hops, half for validation and half for the test
 
 
@@ -50,11 +50,14 @@ def planet(seed: int) -> World:
     return World.load().permuted(seed).all_as("train")
 
 
-def exam_questions(hops: Sequence[int], half: str) -> list[WorldQuestion]:
+def exam_questions(hops: Sequence[int], half: ExamHalf) -> list[WorldQuestion]:
     """Questions about the true facts, at most EXAM / 2 of each number of hops.
 
     The draw is the same in every run; "validation" and "test" are its even and its odd places.
+    Raises ValueError for more hops than MAX_HOPS.
     """
+    if max(hops) > MAX_HOPS:
+        raise ValueError(f"no question has {max(hops)} hops: train on at most {MAX_HOPS - 1}")
     world, rng, start = World.load().all_as("heldout"), random.Random(0), half == "test"
     drawn = []
     for number in hops:
