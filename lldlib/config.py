@@ -179,8 +179,9 @@ class DemonstrationConfig:
 
 @dataclass(frozen=True)
 class WarmstartConfig:
-    """Supervised training of the tiny searcher from nothing."""
+    """Supervised training of the tiny searcher, from nothing or from another searcher."""
 
+    start: str | None = None  # the policy to go on from (None: from nothing)
     seed: int = 0  # of initial weights, questions and demonstrations
     plain_steps: int = (
         500  # optimiser updates on demonstrations without noise or filler: learn to copy
@@ -188,7 +189,9 @@ class WarmstartConfig:
     steps: int = 2000  # optimiser updates in all
     batch: int = 64  # demonstrations an update
     steps_per_world: int = 2  # updates before the facts are permuted afresh
-    lr: float = 2e-3  # AdamW, linear warm-up over 100 updates, then linear decay
+    lr: float = 2e-3  # AdamW, linear warm-up, then linear decay
+    warmup: int = 100  # updates of the warm-up
+    hop_weights: tuple[float, ...] = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions
     width: int = 96  # hidden size
     layers: int = 3  # transformer layers
     heads: int = 4  # attention heads
@@ -200,7 +203,6 @@ class SftConfig:
     """One supervised warm start."""
 
     files: tuple[str, ...] = ()  # train files, JSONL; each is tried by the root of its rows
-    asked_again: int = 2000  # questions made of their own (recombine.py), as one file more (0 = no)
     policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
     load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
     seed: int = 0  # of the trajectories

@@ -1,10 +1,12 @@
-"""Files of every kind: JSON lines, and writing that is whole or not at all."""
+"""Files of every kind: JSON lines, writing that is whole or not at all, Markdown tables."""
 
 import gzip
 import json
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
@@ -42,3 +44,23 @@ def text_field(row: dict, name: str, where: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where}: field '{name}' is missing or not text")
     return value
+
+
+def write_whole(path: Path | str, text: str) -> None:
+    """Write `text` (UTF-8, lines end in \\n) so that a kill leaves the old file or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.tmp")
+    fresh.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(fresh, path)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """`write_whole` of a value as JSON that people can read."""
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of cells that are Markdown already; without a newline at its end."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

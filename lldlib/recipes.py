@@ -1,13 +1,17 @@
-"""The methods, one LossConfig each, and the one setting from which demo and sweeps start."""
+"""The methods, one LossConfig each, and the two recipes that runs start from: WORLD and PAPER."""
 
 import dataclasses
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig
 
 _GRPO = LossConfig()
 _LLDS = {"llds_coef": 0.2}  # lambda of 2512.04220 (0.3 for Qwen2.5-7B-Instruct)
 _LP_REG = {"lp_reg_coef": 1.0, "ratio_cap": 10.0, "kl_coef": 0.0}  # 2510.03222 Eq. 6
+# Where the official code does otherwise than the papers print: a default that the scripts of
+# Search-R1 (a14dc3a) and LLDS (c19a094) leave on. So do they top_p = 0.95, which is not there.
+_CODE = {"entropy_coef": 0.001}
 _GSPO = {  # 2507.18071
     "ratio_level": "sequence",
     "clip_low": 3e-4,
@@ -19,6 +23,8 @@ _GSPO = {  # 2507.18071
 METHODS: dict[str, LossConfig] = {
     # Search-R1's GRPO, 2503.09516: symmetric clip 0.2, KL 0.001, token mean
     "grpo": _GRPO,
+    # the same as its official code does it
+    "grpo_code": replace(_GRPO, **_CODE),
     # the entropy-loss baseline of Lp-Reg, 2510.03222
     "grpo_entropy": replace(_GRPO, entropy_coef=0.002),
     # DAPO, 2503.14476
@@ -35,16 +41,29 @@ METHODS: dict[str, LossConfig] = {
     "dr_grpo": replace(_GRPO, scale_advantage=False, aggregation="seq-mean-token-sum"),
     # 2512.04220v2 Eq. 4, the default gate of the paper
     "llds": replace(_GRPO, **_LLDS),
+    # the same as its official code does it: the divisor is all action tokens
+    "llds_code": replace(_GRPO, **_CODE, **_LLDS, llds_normalizer="all"),
     # 2512.04220v2 Eq. 10
     "llds_response": replace(_GRPO, **_LLDS, llds_gate="response"),
     # 2512.04220v2 Eq. 9
     "llds_token": replace(_GRPO, **_LLDS, llds_gate="token"),
     # LLDS-MA, 2512.04220v2 Eq. 5
     "llds_ma": replace(_GRPO, **_LLDS, llds_answer="paper"),
-    # LLDS-MA as the official code does it: another schedule and divisor
+    # LLDS-MA with the official code's schedule and divisor (not its entropy bonus: the recorded
+    # runs have none)
     "llds_ma_code": replace(_GRPO, **_LLDS, llds_answer="code", llds_normalizer="all"),
     # 2510.03222 with the min-p proxy (main experiments)
     "lp_reg": replace(_GRPO, **_LP_REG),
+    # the same as its official code (33b27e2) does it: another selection, and r within [0, 10] by
+    # the clip, whose upper side binds for A > 0 only
+    "lp_reg_code": replace(
+        _GRPO,
+        lp_reg_coef=1.0,
+        lp_reg_selection="code",
+        clip_low=1.0,
+        clip_high=9.0,
+        kl_coef=0.0,
+    ),
     # 2510.03222 with a fixed threshold (ablation)
     "lp_reg_fixed": replace(_GRPO, **_LP_REG, lp_reg_filter="fixed"),
     # 2505.18830, with beta 1 and eta 2|0.5 - p|
@@ -69,32 +88,84 @@ def method(name: str, **overrides: object) -> LossConfig:
     return replace(METHODS[name], **overrides)
 
 
-# fields of TrainConfig and RolloutConfig
-SETTING: dict[str, object] = {
-    "steps": 80,
-    "updates_per_batch": 64,
-    "lr": 4e-4,
-    "warmup_batches": 5,
-    "grad_clip": 1.0,
-    "eval_every": 10,
-    "problems": 32,
-    "group_size": 5,
-    "max_tokens": 112,  # a correct episode needs 60 to 90; endless thoughts must not fit
-}
-# fields of LossConfig on the built-in world; a weight only for the methods that have that term
-WEIGHTS: dict[str, float] = {"llds_coef": 1.0}
-# the paper keeps rows with advantage 0 too, which here are mostly groups that are all wrong
-PRESERVE = "positive"
+@dataclass(frozen=True)
+class Recipe:
+    """A setting to start from: by bare names, fields of TrainConfig, RolloutConfig, LossConfig."""
+
+    settings: Mapping[str, object]  # of TrainConfig and RolloutConfig
+    loss: Mapping[str, object] = field(default_factory=dict)  # what changes in every method
+    weights: Mapping[str, float] = field(default_factory=dict)  # in methods that have the term
+
+    def loss_of(self, name: str) -> LossConfig:
+        """A method's LossConfig by this recipe; ValueError for an unknown method."""
+        preset = method(name, **self.loss)
+        weights = {key: value for key, value in self.weights.items() if getattr(preset, key)}
+        return replace(preset, **weights)
 
 
-def collapse_config(method: str, seed: int, **overrides: object) -> TrainConfig:
-    """The run of one method (see `METHODS`) at the collapse setting.
+# the built-in world: the setting of the demo, the sweeps and the notebooks
+WORLD = Recipe(
+    settings={
+        "steps": 80,
+        "updates_per_batch": 64,
+        "lr": 4e-4,
+        "warmup_batches": 5,
+        "grad_clip": 1.0,
+        "eval_every": 10,
+        "problems": 32,
+        "group_size": 5,
+        "max_tokens": 112,  # a correct episode needs 60 to 90; endless thoughts must not fit
+    },
+    # the paper keeps rows with advantage 0 too, which here are mostly groups that are all wrong
+    loss={"llds_preserve": "positive"},
+    weights={"llds_coef": 1.0},
+)
 
-    `overrides` are fields of TrainConfig, RolloutConfig or LossConfig, by their bare names.
-    Raises ValueError for an unknown method or field.
+# What the papers print for a search agent: [S] Search-R1, 2503.09516v5; [L] LLDS, 2512.04220v2
+# B.2.1, which trains in the setting of [S]; [C] where both are silent, the training script of LLDS.
+# Losses are those of METHODS, as printed. They had 4 (L) or 8 (S) H100s: on one GPU lower
+# problems (say 8 to 32), micro_rows (1 to 8) and max_tokens (2048). Lp-Reg's maths runs differ
+# (2510.03222 section 2.2): 256 questions of 8 rollouts, 1 update on-policy or 8 off-policy, no
+# warm-up, 8192 tokens of response.
+PAPER = Recipe(
+    settings={
+        "steps": 500,  # [S]; [C] stops at 1005
+        "updates_per_batch": 10,  # [S, L] minibatches of 256 of the 512 x 5 rows
+        "lr": 1e-6,  # [S, L], constant after the warm-up
+        "warmup_batches": 142,  # [S] 0.285 of its 500 steps
+        "grad_clip": 1.0,  # [C]
+        "betas": (0.9, 0.999),  # [C]
+        "eval_every": 50,  # [C]
+        "checkpoint_every": 100,  # [S]
+        "micro_rows": 64,  # [S, L], over all GPUs; bounds memory
+        "problems": 512,  # [S, L]
+        "group_size": 5,  # [S, L]
+        "max_searches": 3,  # [L]; [S] counts 4 actions, the answer included
+        "max_tokens": 4096,  # [S, L]; their limit of 500 tokens a turn is not there
+        "top_k": 3,  # [S, L]
+        "passage_tokens": 166,  # [S, L] cut what 3 passages say to 500 tokens
+        "temperature": 1.0,  # [S, L]; top_p is 1, but 0.95 in [C], which cannot be set here
+    }
+)
+
+
+def train_config(
+    method: str,
+    seed: int,
+    policy: str = "tiny",
+    *,
+    recipe: Recipe | None = None,
+    **overrides: object,
+) -> TrainConfig:
+    """The run of one method (see `METHODS`) by a recipe.
+
+    Without `recipe`: WORLD for "tiny", the searcher of the built-in world, PAPER for every other
+    policy. `overrides` are fields of TrainConfig, RolloutConfig or LossConfig, by their bare
+    names. Raises ValueError for an unknown method or field.
     """
-    preset = loss_here(method)
-    given = SETTING | overrides
+    if recipe is None:
+        recipe = WORLD if policy == "tiny" else PAPER
+    given = {**recipe.settings, "policy": policy, **overrides}
     known = {kind: field_names(kind) & given.keys() for kind in (RolloutConfig, LossConfig)}
     train = (field_names(TrainConfig) - {"method", "seed", "rollout", "loss"}) & given.keys()
     if unknown := given.keys() - train.union(*known.values()):
@@ -103,16 +174,9 @@ def collapse_config(method: str, seed: int, **overrides: object) -> TrainConfig:
         method=method,
         seed=seed,
         rollout=RolloutConfig(**{name: given[name] for name in known[RolloutConfig]}),
-        loss=dataclasses.replace(preset, **{name: given[name] for name in known[LossConfig]}),
+        loss=replace(recipe.loss_of(method), **{name: given[name] for name in known[LossConfig]}),
         **{name: given[name] for name in train},
     )
-
-
-def loss_here(name: str) -> LossConfig:
-    """The preset of a method at the weights that suit the built-in world."""
-    preset = method(name, llds_preserve=PRESERVE)
-    weights = {name: value for name, value in WEIGHTS.items() if getattr(preset, name)}
-    return dataclasses.replace(preset, **weights)
 
 
 def field_names(kind: type) -> set[str]:

@@ -85,6 +85,20 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class TokenInfo:
+    """One token of a trajectory as it is shown; None where a number is unknown or means nothing."""
+
+    text: str
+    role: str  # as in Turn
+    logp: float | None = None  # nats, of the policy that sampled
+    change: float | None = None  # new - old log-prob over one batch's updates, nats
+    gate_open: bool | None = None  # LLDS's gate after those updates
+    protected: bool | None = None  # by Lp-Reg
+    score: float | None = None  # any other number that the caller has
+    marked: bool = False  # drawn with a thick border
+
+
+@dataclass(frozen=True)
 class Batch:
     """Padded rollouts; rows of one problem share a `group` number. See the module's legend."""
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach the network
-torch.set_num_threads(1)  # two cores are often shared with another process
+# the suite runs in several processes, and some tests start more
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 # a shell starts what it puts in the background deaf to Ctrl-C, and children would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,8 +27,9 @@ def guesser(tmp_path_factory) -> str:
     groups are mixed.
     """
     from lldlib.config import WarmstartConfig
+    from lldlib.policy.load import save_policy
     from lldlib.rollout.loop import TokenText
-    from lldlib.train.warmstart import make_tiny, save_policy
+    from lldlib.train.supervised import make_tiny
     from lldlib.world.atlas import World
     from lldlib.world.protocol import TINY
 
@@ -52,5 +55,5 @@ def guesser(tmp_path_factory) -> str:
 
 @pytest.fixture
 def micro(guesser) -> dict[str, object]:
-    """Overrides of `collapse_config` that make a run of two batches in about a second."""
+    """Overrides of `train_config` that make a run of two batches in about a second."""
     return {"policy": guesser, "steps": 2, "problems": 4, "group_size": 2, "updates_per_batch": 2}

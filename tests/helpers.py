@@ -17,8 +17,8 @@ from lldlib.retrieval import BM25Retriever, Passage, RetrieverError
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.train import trainer as train
+from lldlib.train.supervised import make_tiny
 from lldlib.train.trainer import Trainer
-from lldlib.train.warmstart import make_tiny
 from lldlib.types import Batch, Episode, Question
 from lldlib.world.answers import exact_match, f1
 from lldlib.world.atlas import World

@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import tensor
 
-from lldlib.losses.advantages import group_advantages, mixed_group_share
+from lldlib.losses import group_advantages, mixed_group_share
 
 # group 7: rewards 1, 0, 0 (mean 1/3, unbiased variance (4/9 + 1/9 + 1/9) / 2 = 1/3);
 # group 2: rewards 0.5, 0.5 (a tie). Rows are interleaved.
@@ -64,3 +65,9 @@ def test_groups_are_centred_and_rows_may_be_in_any_order(groups, random):
     random.shuffle(order)
     shuffled = group_advantages(rewards[order], group[order], scale=False)
     torch.testing.assert_close(shuffled, advantages[order])
+
+
+def test_shapes_are_checked_while_tests_run():
+    """In every process of the suite: a hook that came too late would let this pass."""
+    with pytest.raises(TypeCheckError):
+        group_advantages(REWARDS[None], GROUP, scale=False)

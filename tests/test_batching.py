@@ -5,7 +5,7 @@ import torch
 from helpers import PLAIN, StubRetriever, character_tokenizer, play
 
 from lldlib.policy.load import word_tokenizer
-from lldlib.rollout.batch import collate
+from lldlib.rollout.batch import collate, demonstration
 from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question, Span, StopReason, Turn
 from lldlib.world.protocol import spans
@@ -60,6 +60,26 @@ def test_two_turns_written_out():
         [0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0],
     ]
     assert batch.rewards.tolist() == [1.0, 0.0] and batch.group.tolist() == [7, 7]
+
+
+def test_a_demonstration_by_hand():
+    text = words()
+    shown = demonstration(
+        text,
+        QUESTION,
+        [
+            ("q", False),
+            ("hm <search> k </search>", True),
+            (text.encode("<information> p </information>"), False),
+            ("<answer> x </answer>", True),
+        ],
+    )
+    assert [turn.role for turn in shown.turns] == ["prompt", "action", "environment", "action"]
+    assert collate([shown]).span.tolist() == [[N, F, Q, Q, Q, N, N, N, A, A, A]]
+    assert (shown.answer, shown.stop, shown.valid_searches) == ("x", StopReason.ANSWER, 1)
+    open_end = demonstration(text, QUESTION, [("q", False), ("hm </answer>", True)])
+    assert (open_end.answer, open_end.stop) == (None, StopReason.EOS)
+    assert (open_end.invalid_actions, open_end.reward, open_end.group) == (1, 0.0, 0)
 
 
 def test_an_end_of_sequence_that_is_also_padding_stays_an_action():

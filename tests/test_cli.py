@@ -4,7 +4,6 @@ import pytest
 
 from lldlib.cli import main
 from lldlib.evaluate.heldout import policy_of
-from lldlib.recipes import collapse_config
 from lldlib.runs.folder import Run, RunWriter
 
 COMMANDS = ["demo", "train", "evaluate", "serve", "report", "sweep", "warmstart", "sft", "fit"]
@@ -47,8 +46,10 @@ def test_train_writes_a_run_and_resumes_it(micro, tmp_path, capsys):
     run = Run(out)
     assert len(run.metrics) == 2
     assert (run.config["method"], run.config["seed"]) == ("llds", 5)
-    loss = collapse_config("llds", 5).loss  # the method's preset, but for the flag given
-    assert run.config["loss"]["llds_coef"] == loss.llds_coef > 0
+    # the paper's recipe, as for every policy but "tiny", but for the flags given
+    assert run.config["lr"] == 1e-6 and run.config["rollout"]["max_tokens"] == 4096
+    assert run.config["loss"]["llds_coef"] == 0.2
+    assert run.config["loss"]["llds_preserve"] == "nonnegative"
     assert run.config["loss"]["llds_gate"] == "token"
 
     capsys.readouterr()

@@ -5,12 +5,11 @@ import signal
 import subprocess
 import sys
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.train.demo import demo, status, table
-from lldlib.train.run import describe
+from lldlib.train.run import describe, status
+from lldlib.train.studies import demo, table
 
-PNG = b"\x89PNG"
 KEYS = [
     "arm",
     "seed",
@@ -24,30 +23,33 @@ KEYS = [
 
 
 def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
-    rows, failures = demo(tmp_path, [0], 2, **micro)
+    rows, runs, failures = demo(tmp_path, [0], 2, **micro)
     assert failures == {}
+    assert {arm: [run.path.name for run in found] for arm, found in runs.items()} == {
+        "grpo": ["grpo-seed0"],
+        "llds": ["llds-seed0"],
+    }
     assert [(row["arm"], row["seed"]) for row in rows] == [("grpo", 0), ("llds", 0)]
     assert [list(row) for row in rows] == [KEYS, KEYS]
     assert all(0 <= row["heldout_em"] <= 1 and row["seconds"] > 0 for row in rows)
     assert json.loads((tmp_path / "summary.json").read_text()) == rows
-    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
-    runs = [Run(tmp_path / name) for name in ("grpo-seed0", "llds-seed0")]
+    runs = [run for found in runs.values() for run in found]
     first = [run.metrics[0] for run in runs]
     # one start, one draw of questions and samples: the arms part only with the first update
     assert first[0]["reward/mean"] == first[1]["reward/mean"]
     assert first[0]["likelihood/incorrect"] == first[1]["likelihood/incorrect"]
     assert [run.config["loss"]["llds_coef"] > 0 for run in runs] == [False, True]
 
-    again, _ = demo(tmp_path, [0], 2, **micro)  # all is done: nothing is trained again
+    again, *_ = demo(tmp_path, [0], 2, **micro)  # all is done: nothing is trained again
     assert again == rows
 
 
 def test_runs_of_other_settings_are_left_alone(micro, tmp_path):
     for arm in ("grpo", "llds"):
-        config = collapse_config(arm, 0, **micro | {"steps": 7})
+        config = train_config(arm, 0, recipe=WORLD, **micro | {"steps": 7})
         RunWriter.create(tmp_path / f"{arm}-seed0", describe(config))
-    rows, failures = demo(tmp_path, [0], 1, **micro)
-    assert rows == []
+    rows, runs, failures = demo(tmp_path, [0], 1, **micro)
+    assert rows == [] and runs == {}
     assert [path.name for path in failures] == ["grpo-seed0", "llds-seed0"]
     assert all("steps 7, not 2" in error for error in failures.values())
 
@@ -76,19 +78,15 @@ def test_ctrl_c_stops_both_arms_with_their_runs_intact(guesser, tmp_path):
         assert max(run.checkpoints)[0] == done  # nothing is to be done twice
 
 
-def test_a_progress_line_says_where_a_run_stands(tmp_path):
-    writer = RunWriter.create(tmp_path / "run", {})
-    assert status(Run(tmp_path / "run")) == ""
-    writer.metrics(0, {"reward/mean": 0.5, "policy/entropy": 1.234, "probe/logp": -1.2})
-    writer.metrics(1, {"reward/mean": 0.25})
-    line = "reward 0.25  entropy 1.23  likelihood -1.20  stagnation"
-    assert status(Run(tmp_path / "run")) == line
+def test_a_progress_line_says_where_a_run_stands():
+    row = {"reward/mean": 0.25, "grad/norm": 9.0, "probe/logp": -1.2}
+    assert status(row, "decay") == "reward 0.25  likelihood -1.20  decay"
 
 
 def test_the_table_is_aligned():
     row = dict.fromkeys(KEYS, None) | {"arm": "grpo", "seed": 0, "peak_reward": 0.6875}
     lines = table([row, row | {"arm": "llds", "collapsed_at": 63}]).splitlines()
-    titles = "arm seed peak reward end reward collapsed at first alarm held-out EM seconds"
+    titles = "arm seed peak reward end reward collapsed at alarm at held-out EM seconds"
     assert lines[0].split() == titles.split()
     assert lines[1].split() == ["grpo", "0", "0.688", "-", "-", "-", "-", "-"]
     assert lines[2].split() == ["llds", "0", "0.688", "-", "63", "-", "-", "-"]

@@ -9,14 +9,13 @@ from helpers import ScriptedModel, retriever, tiny_policy, world, world_question
 from torch import nn
 
 from lldlib.config import DemonstrationConfig, RolloutConfig, WarmstartConfig
-from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import Rollout, TokenText
-from lldlib.train.lessons import FILLER, demonstrate, filler
-from lldlib.train.warmstart import lesson, supervised_loss, warm_start
-from lldlib.types import Episode, Span
+from lldlib.train.lessons import FILLER, atlas_lesson, filler, lesson_episode
+from lldlib.train.supervised import Rate, Supervised, warm_start
+from lldlib.types import Episode
 from lldlib.world.answers import exact_match
 from lldlib.world.environment import RULES
-from lldlib.world.protocol import parse_action
+from lldlib.world.protocol import TINY, parse_action
 
 NOISY = DemonstrationConfig()
 CLEAN = replace(NOISY, corrupt=0.0, stop_early=0.0)
@@ -26,24 +25,19 @@ def shown(config: DemonstrationConfig, count: int = 60):
     """(question, its actions, its passages) of many demonstrations."""
     rng = random.Random(0)
     for question in world_questions(count):
-        pieces = demonstrate(world(), question, retriever(), rng, config)
-        actions = [parse_action(text) for text, own in pieces if own]
-        passages = [text for text, own in pieces if not own]
+        lesson = atlas_lesson(world(), question, retriever(), rng, config)
+        actions = [parse_action(text) for text, _ in lesson]
+        passages = [read[0].text for _, read in lesson if read]
         yield question, actions, passages
 
 
-def test_pieces_alternate_and_each_of_the_policys_is_one_action():
+def test_each_text_of_the_policy_is_one_action_and_a_search_reads_one_passage():
     rng = random.Random(0)
     for question in world_questions(60):
-        pieces = demonstrate(world(), question, retriever(), rng, NOISY)
-        assert [own for _, own in pieces] == [i % 2 == 0 for i in range(len(pieces))]
-        for text, own in pieces:
-            if own:
-                assert text.startswith("<think> ") and text.count("</think>") == 1
-                assert text.count("</search>") + text.count("</answer>") == 1
-                assert parse_action(text).kind != "invalid"
-            else:
-                assert text.startswith("<information>") and text.endswith("</information>")
+        for text, read in atlas_lesson(world(), question, retriever(), rng, NOISY):
+            assert text.startswith("<think> ") and text.count("</think>") == 1
+            assert text.count("</search>") + text.count("</answer>") == 1
+            assert (parse_action(text).kind, len(read)) in (("search", 1), ("answer", 0))
 
 
 def test_a_clean_demonstration_walks_the_chain_and_is_right():
@@ -97,49 +91,57 @@ def test_filler_is_free_form_but_of_known_words():
     assert filler(random.Random(7), 5.0) == filler(random.Random(7), 5.0)
 
 
-def spans_of(episode: Episode) -> list[Span]:
-    return [span for turn in episode.turns for span in turn.spans]
+def demonstrations(policy, count: int) -> list[Episode]:
+    rng, text = random.Random(0), TokenText(policy.tokenizer)
+    return [
+        lesson_episode(q, atlas_lesson(world(), q, retriever(), rng, NOISY), text, TINY)
+        for q in world_questions(count)
+    ]
 
 
 def test_a_demonstration_has_the_tokens_of_a_rollout():
     """What the searcher is trained on is what it meets: the rollout says the same to the same."""
-    policy, rng = tiny_policy(), random.Random(0)
-    text = TokenText(policy.tokenizer)
-    questions = world_questions(20)
-    lessons = [lesson(text, q, world(), retriever(), rng, NOISY) for q in questions]
-    shown = [([t for turn in e.turns for t in turn.tokens], spans_of(e)) for e in lessons]
-    unknown = policy.tokenizer.unk_token_id
-    assert not any(unknown in tokens for tokens, _ in shown)
-    model = ScriptedModel([tokens for tokens, _ in shown], len(policy.tokenizer), filler=20)
-    limits = RolloutConfig(max_tokens=160, max_searches=4)
-    rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), limits)
-    episodes = rollout.run(model, questions, temperature=1.0)
-    for episode, taught, (tokens, spans) in zip(episodes, lessons, shown, strict=True):
-        fed, size = [token for turn in episode.turns for token in turn.tokens], len(tokens)
-        assert fed[:size] == tokens and spans_of(episode)[:size] == spans
-        assert size == len(fed) or episode.answer is None  # without an answer it babbles on
-        assert taught.answer == episode.answer
-        if taught.answer is not None:
-            assert taught.valid_searches == episode.valid_searches
+    policy = tiny_policy()
+    shown = demonstrations(policy, 20)
+    rows = [[token for turn in e.turns for token in turn.tokens] for e in shown]
+    assert not any(policy.tokenizer.unk_token_id in tokens for tokens in rows)
+    model = ScriptedModel(rows, len(policy.tokenizer), filler=20)
+    rollout = Rollout(
+        policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=160, max_searches=4)
+    )
+    episodes = rollout.run(model, world_questions(20), temperature=1.0)
+    for episode, expected in zip(episodes, shown, strict=True):
+        turns = [(turn.role, turn.tokens, turn.spans) for turn in expected.turns]
+        found = [(turn.role, turn.tokens, turn.spans) for turn in episode.turns]
+        assert found[: len(turns)] == turns
+        if expected.answer is not None:  # without an answer it babbles on
+            assert len(episode.turns) == len(turns)
+            assert (episode.answer, episode.stop) == (expected.answer, expected.stop)
+            assert episode.valid_searches == expected.valid_searches
 
 
 def test_the_loss_is_over_the_policys_tokens_only():
-    model = tiny_policy().model
-    text, question = TokenText(tiny_policy().tokenizer), world_questions(1)[0]
-    rows = [
-        demonstration(text, question, pieces)
-        for pieces in (
-            [([11, 12], False), ([13], True), ([14], False)],
-            [([15], False), ([16], True)],
-        )
-    ]
-    with torch.no_grad():
-        got = supervised_loss(model, rows)
-        parts = []
-        for tokens, at in (([11, 12], 13), ([15], 16)):  # each row alone, no padding
-            logits = model(input_ids=torch.tensor([tokens])).logits[0, -1]
-            parts.append(nn.functional.cross_entropy(logits, torch.tensor(at)))
-    assert torch.allclose(got, torch.stack(parts).mean(), atol=1e-6)
+    """Micro-batches change nothing; the mean is over the tokens of all rows, each row alone."""
+    policy = tiny_policy()
+    shown, total, nats = demonstrations(policy, 5), 0, 0.0
+    for episode in shown:
+        tokens = torch.tensor([[token for turn in episode.turns for token in turn.tokens]])
+        own = torch.tensor([turn.role == "action" for turn in episode.turns for _ in turn.tokens])
+        with torch.no_grad():
+            logits = policy.model(input_ids=tokens).logits[0, :-1]
+        found = nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")[own[1:]]
+        total, nats = total + len(found), nats + found.sum().item()
+    for rows in (None, 2):
+        loop = Supervised(policy, Rate(0.0, 1, 1), lambda step: shown, rows=rows)
+        metrics = loop.step()
+        assert metrics["sft/loss"] == pytest.approx(nats / total, rel=1e-5)
+        assert metrics["sft/tokens"] == total
+
+
+def test_the_rate_rises_and_falls_in_lines():
+    rate = Rate(0.8, steps=8, warmup=2, floor=0.25)
+    found = [rate.at(step) for step in (0, 1, 4, 6, 7)]
+    assert found == pytest.approx([0.4, 0.7, 0.4, 0.2, 0.2])
 
 
 MICRO = WarmstartConfig(
@@ -150,12 +152,12 @@ MICRO = WarmstartConfig(
 def test_the_warm_start_trains_and_its_seed_sets_the_weights():
     one, two = (warm_start(world(), MICRO, progress=False) for _ in range(2))
     assert not one.model.training
-    rng = random.Random(5)
-    text = TokenText(one.tokenizer)
-    rows = [lesson(text, q, world(), retriever(), rng, NOISY) for q in world_questions(10)]
     start = warm_start(world(), replace(MICRO, steps=0), progress=False)
-    with torch.no_grad():
-        assert supervised_loss(one.model, rows) < supervised_loss(start.model, rows)
+    shown = demonstrations(one, 10)
+    losses = [
+        Supervised(p, Rate(0.0, 1, 1), lambda step: shown).step()["sft/loss"] for p in (one, start)
+    ]
+    assert losses[0] < losses[1]
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
     other = warm_start(world(), replace(MICRO, seed=1, steps=0), progress=False)

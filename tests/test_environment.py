@@ -9,12 +9,11 @@ from benchmark_files import write_rows
 from helpers import world
 
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
-from lldlib.policy.load import EOS, Policy, tiny_model, word_tokenizer
-from lldlib.recipes import collapse_config
+from lldlib.policy.load import EOS, Policy, save_policy, tiny_model, word_tokenizer
+from lldlib.recipes import train_config
 from lldlib.retrieval import NoRetriever
 from lldlib.rollout.batch import collate
 from lldlib.train.run import TrainingRun
-from lldlib.train.warmstart import save_policy
 from lldlib.types import Question, Span, StopReason
 from lldlib.world.answers import exact_match, f1
 from lldlib.world.environment import ENVIRONMENTS, Environment, Rules, Split, open_environment
@@ -112,7 +111,7 @@ def test_its_episodes_carry_reward_group_and_masks(echo_config, tmp_path):
 
 
 def test_the_atlas_trains_without_its_held_out_facts():
-    environment = open_environment(collapse_config("grpo", 0))
+    environment = open_environment(train_config("grpo", 0))
     first, heldout = environment.training(0), environment.heldout
     assert environment.training(7) is first
     hidden = next(f for f in world().facts if f.split == "heldout" and f.relation == "capital")

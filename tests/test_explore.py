@@ -7,7 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from lldlib.config import LossConfig
-from lldlib.show.values import GateCase, batch_tokens, gate_values, proxy_values, record_tokens
+from lldlib.show.explorers import GateCase, gate_values, proxy_values
+from lldlib.show.tokens import record_tokens
+from lldlib.train.studies import batch_tokens
 from lldlib.types import Batch
 
 MASK = torch.tensor([[True, True, False, True], [True, True, False, False]])

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import Phase
-from lldlib.show import curves as figures
+from lldlib.runs.summary import value_text
+from lldlib.show import compare, curves, style
 
 BATCHES = 60
 
@@ -73,7 +74,7 @@ def assert_readable(figure):
 
 
 def test_collapse_figure_has_four_panels_with_units_on_shared_batches(arms):
-    figure = figures.collapse_figure(arms)
+    figure = curves.collapse_figure(arms)
     assert isinstance(figure, Figure)
     assert [ax.get_ylabel().replace("\n", " ") for ax in figure.axes] == [
         "mean reward",
@@ -88,7 +89,7 @@ def test_collapse_figure_has_four_panels_with_units_on_shared_batches(arms):
 
 
 def test_collapse_figure_draws_seeds_thin_and_means_bold(arms):
-    reward, likelihood, *_ = figures.collapse_figure(arms).axes
+    reward, likelihood, *_ = curves.collapse_figure(arms).axes
     assert named(reward) == ["GRPO", "LLDS"]
     thin = [line for line in reward.lines if line.get_linewidth() < 1]
     assert len(thin) == 4  # 2 arms x 2 seeds
@@ -98,39 +99,39 @@ def test_collapse_figure_draws_seeds_thin_and_means_bold(arms):
 
 
 def test_collapse_figure_marks_the_death_of_the_first_run(arms):
-    reward, _, _, gradient = figures.collapse_figure(arms).axes
+    reward, _, _, gradient = curves.collapse_figure(arms).axes
     assert {"collapse", "alarm", "GRPO", "LLDS"} <= set(texts(reward))
     assert "alarm" not in texts(gradient)
     assert len(gradient.patches) == len(reward.patches) >= 2  # the shades run through all panels
 
 
 def test_a_living_run_has_no_alarm(tmp_path):
-    figure = figures.collapse_figure({"LLDS": [make_run(tmp_path / "a", dies=False)]})
+    figure = curves.collapse_figure({"LLDS": [make_run(tmp_path / "a", dies=False)]})
     assert not {"collapse", "alarm"} & set(texts(figure.axes[0]))
 
 
 def test_missing_metrics_are_named(tmp_path):
     missing = ("policy/entropy", "probe/logp", "grad/norm")
     run = make_run(tmp_path / "a", dies=True, without=missing)
-    _, likelihood, entropy, gradient = figures.collapse_figure({"GRPO": [run]}).axes
+    _, likelihood, entropy, gradient = curves.collapse_figure({"GRPO": [run]}).axes
     assert "policy/entropy was not logged" in texts(entropy)
     assert "grad/norm was not logged" in texts(gradient)
     assert len(named(likelihood)) == 2
 
 
 def test_a_run_without_a_batch_can_be_drawn(tmp_path):
-    figure = figures.collapse_figure({"GRPO": [make_run(tmp_path / "a", dies=True, batches=0)]})
+    figure = curves.collapse_figure({"GRPO": [make_run(tmp_path / "a", dies=True, batches=0)]})
     assert "reward/mean was not logged" in texts(figure.axes[0])
 
 
 def test_no_runs_is_an_error():
     with pytest.raises(ValueError, match="no runs to draw: give every arm"):
-        figures.collapse_figure({"GRPO": []})
+        curves.collapse_figure({"GRPO": []})
 
 
 def test_more_arms_than_colours_is_an_error():
     with pytest.raises(ValueError, match="8 arms but only 7 colours"):
-        figures.colours([str(i) for i in range(8)])
+        style.colours([str(i) for i in range(8)])
 
 
 def small_run(path, values):
@@ -144,7 +145,7 @@ def small_run(path, values):
 def panel(runs, scale="linear"):
     ax = Figure().subplots()
     ax.set_yscale(scale)
-    shown = figures.metric_panel(ax, {"arm": runs}, "a/b", "a (units)", seeds=False, line="-")
+    shown = curves.metric_panel(ax, {"arm": runs}, "a/b", "a (units)", seeds=False, line="-")
     assert shown is ax
     return [list(axis) for axis in ax.lines[0].get_data()]
 
@@ -173,7 +174,7 @@ def test_end_labels_keep_their_order_and_do_not_touch():
     ax = figure.subplots()
     for label, end in (("c", 0.52), ("a", 0.5), ("b", 0.51), ("top", 1.0)):
         ax.plot([0, 1], [0, end], label=label)
-    figures.label_ends(ax)
+    style.label_ends(ax)
     boxes = {text.get_text(): box for text, box in bounds(figure).items()}
     for low, high in (("a", "b"), ("b", "c"), ("c", "top")):
         assert boxes[low].y1 <= boxes[high].y0 + 1
@@ -189,7 +190,7 @@ def test_phases_shade_their_batches_and_are_named_once():
         + ["stagnation"] * 8
         + ["collapse"] * 40
     )
-    assert figures.mark_phases(ax, names, None, names=True) is ax
+    assert style.mark_phases(ax, names, None, names=True) is ax
     spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in ax.patches]
     assert spans == [(0, 10), (10, 50), (50, 52), (52, 60), (60, 100)]
     assert texts(ax) == ["decay", "stagnation", "collapse"]  # each at its longest stretch
@@ -197,7 +198,7 @@ def test_phases_shade_their_batches_and_are_named_once():
 
 
 def test_probe_figure_sets_wording_against_content_and_splits_actions(arms):
-    figure = figures.probe_figure({arm: runs[0] for arm, runs in arms.items()})
+    figure = curves.probe_figure({arm: runs[0] for arm, runs in arms.items()})
     top_left, top_right, low_left, low_right = figure.axes
     assert (top_left.get_title(), top_right.get_title()) == ("GRPO", "LLDS")
     assert named(top_left) == named(top_right) == ["wording", "content"]
@@ -215,7 +216,7 @@ def test_heatmap_averages_seeds_per_cell_and_leaves_gaps():
         {"lr": 3e-4, "updates_per_batch": 10, "end_reward": 0.9},
         {"lr": 3e-4, "updates_per_batch": 2, "end_reward": None},
     ]
-    ax = figures.sweep_heatmap(rows, "lr", "updates_per_batch", "end_reward")
+    ax = compare.sweep_heatmap(rows, "lr", "updates_per_batch", "end_reward")
     assert isinstance(ax, Axes)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("learning rate", "updates per batch")
     assert [t.get_text() for t in ax.get_xticklabels()] == ["1e-4", "3e-4"]
@@ -227,7 +228,7 @@ def test_heatmap_averages_seeds_per_cell_and_leaves_gaps():
 
 def test_heatmap_without_values_is_an_error():
     with pytest.raises(ValueError, match="no row has a 'end_reward'"):
-        figures.sweep_heatmap([{"lr": 1, "u": 2, "end_reward": None}], "lr", "u", "end_reward")
+        compare.sweep_heatmap([{"lr": 1, "u": 2, "end_reward": None}], "lr", "u", "end_reward")
 
 
 def result(arm, seed, weight, end, collapsed_at):
@@ -248,7 +249,7 @@ ROWS += [result("llds", s, 0.5, 0.6 + s / 10, None) for s in (0, 1)]
 
 
 def test_lambda_figure_crosses_out_the_dead():
-    figure = figures.lambda_figure(ROWS)
+    figure = compare.lambda_figure(ROWS)
     (ax,) = figure.axes
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "0.5"]
     assert [line.get_marker() for line in ax.lines[2:]] == ["x", "x", "o", "o"]
@@ -260,7 +261,7 @@ def test_lambda_figure_crosses_out_the_dead():
 
 
 def test_methods_figure_counts_the_collapsed_and_copes_with_nothing_logged():
-    figure = figures.methods_figure(ROWS)
+    figure = compare.methods_figure(ROWS)
     peak, _, collapsed, heldout, _ = figure.axes
     assert [t.get_text() for t in peak.get_yticklabels()] == ["grpo", "llds"]
     assert texts(collapsed) == ["2/2", "0/2"]
@@ -273,12 +274,12 @@ def test_methods_figure_counts_the_collapsed_and_copes_with_nothing_logged():
     "value, text", [(0, "0"), (10, "10"), (0.2, "0.2"), (3e-4, "3e-4"), (1.5e-5, "1.5e-5")]
 )
 def test_settings_are_written_as_one_writes_them(value, text):
-    assert figures.tick(value) == text
+    assert value_text(value) == text
 
 
 def test_save_makes_a_png_and_no_figure_touches_global_settings(tmp_path, arms):
     before = dict(matplotlib.rcParams)
-    path = figures.save(figures.collapse_figure(arms), tmp_path / "deep" / "figure.png")
+    path = style.save(curves.collapse_figure(arms), tmp_path / "deep" / "figure.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert dict(matplotlib.rcParams) == before
 
@@ -286,13 +287,11 @@ def test_save_makes_a_png_and_no_figure_touches_global_settings(tmp_path, arms):
 def test_a_phase_name_that_would_touch_another_is_left_out():
     ax = Figure().subplots()
     ax.plot([0, 100], [0, 1])
-    figures.mark_phases(
-        ax, ["stagnation"] * 50 + ["decay"] * 2 + ["collapse"] * 4, None, names=True
-    )
+    style.mark_phases(ax, ["stagnation"] * 50 + ["decay"] * 2 + ["collapse"] * 4, None, names=True)
     # centres 25, 51 and 54, about 1.2 batches a letter: decay ends at 54.0, collapse starts at 49.1
     assert texts(ax) == ["stagnation", "decay"]
 
 
 def test_every_phase_has_its_shade_and_every_arm_its_colour():
-    assert set(figures.SHADES) == set(get_args(Phase))
-    assert len(set(figures.COLOURS)) == len(figures.COLOURS)
+    assert set(style.SHADES) == set(get_args(Phase))
+    assert len(set(style.COLOURS)) == len(style.COLOURS)

@@ -8,26 +8,18 @@ from matplotlib.figure import Figure
 from test_explore import case
 from test_figures import assert_readable, make_run, texts
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.curves import COLOURS, label_ends
-from lldlib.show.explorer_figures import (
-    NO,
-    NONE,
-    YES,
-    gate_figure,
-    paint,
-    proxy_figure,
-    token_figure,
-)
-from lldlib.show.lab_figure import knob_changes, lab_figure, no_return_figure
-from lldlib.show.values import TokenInfo, gate_values, proxy_values
+from lldlib.show.compare import no_return_figure
+from lldlib.show.explorers import gate_figure, gate_values, proxy_figure, proxy_values
+from lldlib.show.lab import knob_changes, lab_figure
+from lldlib.show.style import COLOURS, label_ends
 from lldlib.train.run import describe
 
 
 def turned(path, **config) -> Run:
-    writer = RunWriter.create(path, describe(collapse_config("grpo", 0, **config)))
-    loss = describe(collapse_config("llds", 0))["loss"]
+    writer = RunWriter.create(path, describe(train_config("grpo", 0, **config)))
+    loss = describe(train_config("llds", 0))["loss"]
     writer.metrics(0, {"reward/mean": 0.5})
     writer.event(1, "knob", lr=1e-4, loss=loss | {"llds_gate": "token"})
     writer.event(2, "knob", loss=loss | {"llds_gate": "token", "kl_coef": 0.0})
@@ -63,7 +55,7 @@ def test_the_lab_shows_runs_side_by_side(tmp_path):
 
 
 def test_a_run_that_has_just_begun(tmp_path):
-    writer = RunWriter.create(tmp_path / "new", describe(collapse_config("grpo", 0)))
+    writer = RunWriter.create(tmp_path / "new", describe(train_config("grpo", 0)))
     writer.close()
     figure = lab_figure({"A": Run(tmp_path / "new")})
     assert figure.axes[-1].get_xlim() == (0, 10)
@@ -78,7 +70,7 @@ def test_a_run_that_has_just_begun(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_gradient_norms_of_zero(tmp_path, norms, scale, limits):
     """No group of a first batch need have a contrast; a log axis would warn of the zeros."""
-    writer = RunWriter.create(tmp_path / "run", describe(collapse_config("grpo", 0)))
+    writer = RunWriter.create(tmp_path / "run", describe(train_config("grpo", 0)))
     for step, norm in enumerate(norms):
         writer.metrics(step, {"reward/mean": 0.0, "grad/norm": norm})
     writer.close()
@@ -112,25 +104,6 @@ def test_no_return():
     assert sorted(m[1:] for m in drawn if m[0] == "|") == [(33, 1), (60, 0), (60, 1)]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["seed 0", "seed 2"]
     assert_readable(ax.figure)
-
-
-def test_paint():
-    token = TokenInfo("a", "action", logp=-9.0, change=0.0, gate_open=True)
-    assert paint(token, "logp") == ("#00224e", "#FFFFFF")  # clipped to the dark end of cividis
-    assert paint(token, "gate")[0] == YES
-    assert paint(TokenInfo("a", "action", gate_open=False), "gate")[0] == NO
-    assert paint(token, "protection")[0] == NONE
-    falls, rises = (paint(TokenInfo("a", "action", change=c), "change")[0] for c in (-9.0, 9.0))
-    assert falls != rises and paint(token, "change")[1] == "#000000"
-
-
-def test_tokens_wrap():
-    row = [TokenInfo("word", "action", logp=-1.0)] * 60 + [TokenInfo("said", "environment")]
-    ax = token_figure([row, row], "logp").axes[0]
-    places = [text.get_position() for text in ax.texts]
-    assert len(set(places)) == len(places) == 122
-    assert max(x + 4 for x, _ in places) <= 110
-    assert places[61][0] == 0 and places[61][1] > places[60][1]  # a row begins on its own line
 
 
 def test_gates_are_shaded():

@@ -3,7 +3,7 @@
 from test_figures import BATCHES, assert_readable, make_run, texts
 
 from lldlib.runs.onsets import SPIRAL, BandRule
-from lldlib.show import compare as figures_runs
+from lldlib.show import compare
 
 RULE = BandRule(window=3, hold=3)
 
@@ -14,7 +14,7 @@ def runs(path, *, dies, number=2):
 
 
 def test_phase_strips_cover_every_batch_and_mark_the_collapse(tmp_path):
-    figure = figures_runs.phase_strips(runs(tmp_path, dies=True) | runs(tmp_path, dies=False))
+    figure = compare.phase_strips(runs(tmp_path, dies=True) | runs(tmp_path, dies=False))
     ax = figure.axes[0]
     lengths = {}
     for bar in ax.patches:
@@ -29,7 +29,7 @@ def test_phase_strips_cover_every_batch_and_mark_the_collapse(tmp_path):
 
 def test_band_figure_dots_where_a_dying_run_leaves(tmp_path):
     lived = list(runs(tmp_path, dies=False).values())
-    figure = figures_runs.band_figure(lived, runs(tmp_path, dies=True), RULE)
+    figure = compare.band_figure(lived, runs(tmp_path, dies=True), RULE)
     assert len(figure.axes) == len(SPIRAL) == 4
     for ax in figure.axes:
         dots = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
@@ -43,7 +43,7 @@ def test_survival_figure_steps_down_where_seeds_collapse(tmp_path):
         "GRPO": list(runs(tmp_path, dies=True).values()),
         "LLDS": list(runs(tmp_path, dies=False).values()),
     }
-    ax = figures_runs.survival_figure(arms).axes[0]
+    ax = compare.survival_figure(arms).axes[0]
     dead, alive = (list(line.get_ydata()) for line in ax.lines)
     assert dead[0] == 1 and dead[-1] == 0 and set(alive) == {1.01}
     assert texts(ax) == ["GRPO, 2 seeds", "LLDS, 2 seeds"]
@@ -52,7 +52,7 @@ def test_survival_figure_steps_down_where_seeds_collapse(tmp_path):
 
 def test_an_unlabelled_figure_names_no_method_and_hides_the_rest(tmp_path):
     patients = dict(zip("AB", runs(tmp_path, dies=True).values(), strict=True))
-    figure = figures_runs.unlabelled_figure(patients, ["reward/mean", "grad/norm"], 30)
+    figure = compare.unlabelled_figure(patients, ["reward/mean", "grad/norm"], 30)
     assert [ax.get_title() for ax in figure.axes[:2]] == ["A", "B"]
     assert all(len(line.get_xdata()) == 30 for ax in figure.axes for line in ax.lines)
     said = [text.get_text() for text in figure.findobj() if hasattr(text, "get_text")]

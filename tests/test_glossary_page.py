@@ -6,10 +6,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from glossary_page import PAGE, SYMBOLS, glossary_page, letters_of
 
 from lldlib.runs.glossary import GLOSSARY, describe
-from lldlib.runs.glossary_page import glossary_page, page_path
-from lldlib.runs.symbols import SYMBOLS, letters_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = sorted((ROOT / "data" / "runs").rglob("metrics.jsonl"))
@@ -19,9 +18,8 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)
 
 
 def test_the_page_is_up_to_date():
-    assert page_path() == ROOT / "notebooks" / "GLOSSARY.md"
-    stale = "run 'python -m lldlib.runs.glossary_page'"
-    assert page_path().read_text(encoding="utf-8") == glossary_page(), stale
+    stale = "run 'python notebooks/glossary_page.py'"
+    assert PAGE.read_text(encoding="utf-8") == glossary_page(), stale
 
 
 def test_every_key_of_the_glossary_is_on_the_page():
@@ -57,7 +55,7 @@ def test_every_symbol_of_a_notebook_is_explained(path):
         if cell.cell_type == "markdown":
             found = FORMULA.findall(CODE.sub("", cell.source))
             used |= {letter for pair in found for letter in letters_of(pair[0] or pair[1])}
-    assert used <= known, f"add to lldlib/runs/symbols.py: {sorted(used - known)}"
+    assert used <= known, f"add to notebooks/glossary_page.py: {sorted(used - known)}"
 
 
 def test_a_symbol_is_written_with_its_letter():

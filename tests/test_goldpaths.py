@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
-from gold_rows import FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph
+from gold_rows import HOTPOT, MUSIQUE, paragraph
 
-from lldlib.train.gold import demonstrate, load_gold_paths
+from lldlib.train.lessons import gold_lesson, load_gold_paths
 from lldlib.world.protocol import parse_action
 
 TRAIN = ("2wiki_context_train", "hotpotqa_distractor_train", "musique_context_train")
@@ -33,26 +33,13 @@ def test_hops_follow_the_decomposition_or_else_the_titles(file):
         assert [p.title for p in path.others] == ["Noise", "Other"]
 
 
-def test_hops_follow_the_facts_and_a_comparison_gathers_both_sides(tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl", (FILMS, JOIN, NATIONS))
-    compared, joined, nations = load_gold_paths(rows)
-    assert [(h.query, h.passage.title, h.finding) for h in compared.hops] == [
-        ("Red Sea director", "Red Sea", "Ann Lee"),
-        ("Ann Lee date of birth", "Ann Lee", "2 May 1901"),
-        ("Blue Sky director", "Blue Sky", "Bo Dahl"),
-        ("Bo Dahl date of birth", "Bo Dahl", "June 3, 1950"),
-    ]
-    last = demonstrate(compared, random.Random(0), top_k=2)[-1][0]
-    assert last == (
-        "<think> Red Sea, Ann Lee, 2 May 1901; Blue Sky, Bo Dahl, June 3, 1950. "
-        "Of 1901 and 1950, 1901 is earlier: Red Sea; 1950 is later: Blue Sky. </think>\n"
-        "<answer> Red Sea </answer>"
-    )
-    assert nations.gathered == (
-        "Ann Lee, Peruvian; Bo Dahl, Danish. Peruvian and Danish are not the same."
-    )
-    assert [h.query for h in joined.hops] == ["Red Sea director", "Ann Lee date of birth"]
-    assert "2 May 1901. </think>" in demonstrate(joined, random.Random(0), top_k=2)[-1][0]
+def test_a_step_may_name_its_passage_and_a_row_its_last_thought(tmp_path):
+    steps = [{"question": "about Lima", "answer": "Blue Song", "title": "Blue Song"}]
+    row = MUSIQUE | {"decomposition": steps, "last_thought": "Both in Lima."}
+    (path,) = load_gold_paths(write_rows(tmp_path / "rows.jsonl", [row]))
+    assert [(h.passage.title, h.finding) for h in path.hops] == [("Blue Song", "Blue Song")]
+    last = gold_lesson(path, random.Random(0), top_k=2)[-1][0]
+    assert last == "<think> Both in Lima. </think>\n<answer> Lima </answer>"
 
 
 def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):
@@ -64,7 +51,7 @@ def test_a_passage_that_does_not_name_what_comes_next_has_no_finding(tmp_path):
         ("Blue Song (1972)", ""),
         ("Ann Lee", "Lima"),
     ]
-    assert "Blue Song (1972)." in demonstrate(path, random.Random(0), top_k=1)[1][0]  # the title
+    assert "Blue Song (1972)." in gold_lesson(path, random.Random(0), top_k=1)[1][0]  # the title
 
 
 def test_a_no_is_not_found_in_a_longer_word(tmp_path):
@@ -92,7 +79,7 @@ def test_a_demonstration_asks_reads_and_answers(file):
     path = load_gold_paths(file)[0]
     seen = set()
     for seed in range(20):
-        turns = demonstrate(path, random.Random(seed), top_k=2)
+        turns = gold_lesson(path, random.Random(seed), top_k=2)
         actions = [parse_action(text) for text, _ in turns]
         assert [(a.kind, a.content) for a in actions] == [
             ("search", "Blue Song writer"),
@@ -105,9 +92,9 @@ def test_a_demonstration_asks_reads_and_answers(file):
             seen.add(read.index(hop.passage))
         assert "Ann Lee" in turns[1][0].split("</think>")[0]  # what was found is taken up
     assert seen == {0, 1}
-    again = demonstrate(path, random.Random(0), top_k=2)
-    assert again == demonstrate(path, random.Random(0), top_k=2)
-    assert len(demonstrate(path, random.Random(0), top_k=99)[0][1]) == 3  # all there is
+    again = gold_lesson(path, random.Random(0), top_k=2)
+    assert again == gold_lesson(path, random.Random(0), top_k=2)
+    assert len(gold_lesson(path, random.Random(0), top_k=99)[0][1]) == 3  # all there is
 
 
 @needs_benchmarks

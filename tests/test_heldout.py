@@ -5,7 +5,7 @@ from lldlib.config import RolloutConfig
 from lldlib.evaluate import heldout
 from lldlib.evaluate.heldout import Evaluation, permuted_control, policy_of
 from lldlib.policy.load import load_policy
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run
 from lldlib.train.run import TrainingRun
 from lldlib.types import Episode, StopReason
@@ -73,7 +73,9 @@ def test_a_question_that_leads_nowhere_is_not_asked(monkeypatch, answering, gues
 
 
 def test_a_checkpoint_gives_its_own_weights(micro, tmp_path):
-    config = collapse_config("grpo_entropy", 0, **micro | {"checkpoint_every": 1, "eval_every": 0})
+    config = train_config(
+        "grpo_entropy", 0, recipe=WORLD, **micro | {"checkpoint_every": 1, "eval_every": 0}
+    )
     run = TrainingRun(config, tmp_path / "run").run()
     for step in (0, 1, 2):
         tensors, _ = run.load_checkpoint(step)

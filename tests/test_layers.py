@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,13 @@ ROOMS = {  # each room or file of the top level, lowest floor first: what it may
 TOP = {"__init__", "__main__", "cli"}  # may import every room
 TENSORS = {"torch", "jaxtyping"}  # all that losses may take from outside the standard library
 IO_AND_CHANCE = {"os", "io", "pathlib", "shutil", "json", "socket", "subprocess", "random", "time"}
-PRINTS = {f"lldlib/cli/{name}.py" for name in ("__init__", "lab", "models", "questions")}
+PRINTS = {"lldlib/cli.py"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
+@cache
 def tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 

@@ -12,13 +12,13 @@ from helpers import play
 
 from lldlib.cli import main
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
-from lldlib.policy.load import EOS
+from lldlib.policy.load import EOS, save_policy
 from lldlib.retrieval import NoRetriever
 from lldlib.runs.folder import Run
 from lldlib.train import setup as setting
+from lldlib.train.lessons import SumsConfig, sum_lesson, sum_questions
 from lldlib.train.run import TrainingRun
-from lldlib.train.sums import SumsConfig, solution, sum_questions, sums_policy
-from lldlib.train.warmstart import save_policy
+from lldlib.train.supervised import sums_policy
 from lldlib.types import Question, StopReason
 from lldlib.world import benchmarks
 from lldlib.world.answers import is_right
@@ -92,7 +92,7 @@ def test_a_solution_without_slips_by_hand():
     (question,) = sum_questions(1, 0, sums)
     a, b, c = map(int, question.id)
     assert question.text == f"{a} + {b} + {c} = ?" and question.answers == (str(a + b + c),)
-    words = solution(question, random.Random(0), sums).split()
+    words = sum_lesson(question, random.Random(0), sums)[0][0].split()
     numbers = [word for word in words if word.isdigit()]
     assert numbers == list(map(str, [a, b, a + b, a + b, c, a + b + c, a + b + c]))
 
@@ -101,7 +101,7 @@ def test_a_slip_is_carried_on_or_noticed():
     question = Question("55", "5 + 5 = ?", ("10",))
     for wait, noticed in ((0.0, False), (0.5, True)):
         sums = SumsConfig(terms=2, slip=0.5, wait=wait)
-        found = {solution(question, random.Random(seed), sums) for seed in range(40)}
+        found = {sum_lesson(question, random.Random(seed), sums)[0][0] for seed in range(40)}
         assert any("wait" in text for text in found) == noticed
         boxes = {MATHS.final_answer(text, None) for text in found}
         assert "10" in boxes and boxes & {"8", "9", "11", "12"}

@@ -3,8 +3,8 @@
 import pytest
 
 from lldlib.runs.folder import Run
-from lldlib.train import no_return as module
-from lldlib.train.no_return import SUMMARY, branch_points, no_return, points_of_no_return
+from lldlib.train import studies as module
+from lldlib.train.studies import SUMMARY, branch_points, no_return, points_of_no_return
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ SHORT = PhaseRule(window=3, span=4)
 WATCH = AlarmRule(start=2, probe_span=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(recorded())
 def test_the_future_never_changes_a_label(case):
     columns, cut = case
@@ -272,7 +272,7 @@ def test_the_future_never_changes_a_label(case):
     assert phase_labels(*(c[:cut] for c in columns), SHORT) == whole[:cut]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(recorded())
 def test_the_future_never_changes_an_alarm_or_a_collapse(case):
     (reward, lost, probe, _), cut = case
@@ -284,7 +284,7 @@ def test_the_future_never_changes_an_alarm_or_a_collapse(case):
         assert part == (whole if whole is not None and whole < cut else None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(recorded(), st.sampled_from([2.0, 0.5, 8.0]))
 def test_a_collapse_does_not_depend_on_the_reward_scale(case, scale):
     rewards = case[0][0]

@@ -7,8 +7,8 @@ import torch
 from helpers import character_policy, tiny_policy, world, world_questions
 
 from lldlib.config import WarmstartConfig
-from lldlib.policy.load import TAGS, load_policy, tiny_model, word_tokenizer
-from lldlib.train.warmstart import make_tiny, save_policy
+from lldlib.policy.load import TAGS, load_policy, save_policy, tiny_model, word_tokenizer
+from lldlib.train.supervised import make_tiny
 from lldlib.world.protocol import SEARCH_R1, TINY, search_protocol
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import collapse_batch
-from lldlib.runs.postmortem import mean_logp, post_mortem, post_mortem_figure
+from lldlib.runs.postmortem import mean_logp, post_mortem
+from lldlib.show.curves import post_mortem_figure
 
 
 def record(step, reward, text, logp):

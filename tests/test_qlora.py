@@ -13,22 +13,21 @@ from helpers import MICRO, asking, random_batch, retriever, tiny_policy, weights
 
 from lldlib.config import LossConfig, RolloutConfig
 from lldlib.policy import nf4
-from lldlib.policy.architectures import LISTED
 from lldlib.policy.load import (
     LoraSettings,
     Policy,
     adapters_off,
     load_policy,
     reference_model,
+    save_policy,
     tiny_model,
     unpacked,
 )
+from lldlib.policy.memory import configuration
+from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
 from lldlib.rollout.loop import Rollout
-from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.train.trainer import Trainer
-from lldlib.train.warmstart import save_policy
-from lldlib.world import protocol
 from lldlib.world.environment import RULES
 from lldlib.world.protocol import END_OF_INFORMATION, INSTRUCTION, search_protocol
 
@@ -41,7 +40,7 @@ def folder(tmp_path_factory) -> str:
     tokenizer = tiny_policy().tokenizer
     model = tiny_model(len(tokenizer), width=64, layers=2, heads=2, seed=0)
     path = tmp_path_factory.mktemp("wide")
-    save_policy(Policy(model.eval(), tokenizer, tiny_policy().protocol), path)
+    save_policy(Policy(model.eval(), tokenizer), path)
     return str(path)
 
 
@@ -166,7 +165,7 @@ def test_4_bit_weights_are_nf4_with_double_quantisation(folder):
 def test_a_4_bit_layer_computes_with_its_own_blocks_scales(tmp_path, width):
     """By hand; bitsandbytes alone errs where a row of weights is no whole number of blocks."""
     model = tiny_model(len(tiny_policy().tokenizer), width=width, layers=1, heads=2, seed=0)
-    save_policy(Policy(model.eval(), tiny_policy().tokenizer, tiny_policy().protocol), tmp_path)
+    save_policy(Policy(model.eval(), tiny_policy().tokenizer), tmp_path)
     packed = load_policy(str(tmp_path), quantize="nf4").model.model.layers[0]
     levels = bnb.functional.get_4bit_type("nf4", device="cpu")
     for name in ("self_attn.q_proj", "mlp.down_proj"):
@@ -184,7 +183,7 @@ def test_a_4_bit_layer_computes_with_its_own_blocks_scales(tmp_path, width):
 @pytest.mark.parametrize("width", [64, 96])
 def test_a_rollout_unpacks_each_layer_once_and_computes_the_same(tmp_path, width, monkeypatch):
     model = tiny_model(len(tiny_policy().tokenizer), width=width, layers=1, heads=2, seed=0)
-    save_policy(Policy(model.eval(), tiny_policy().tokenizer, tiny_policy().protocol), tmp_path)
+    save_policy(Policy(model.eval(), tiny_policy().tokenizer), tmp_path)
     policy = trained(load_policy(str(tmp_path), quantize="nf4", lora=LORA))
     tokens = torch.arange(20)[None]
     with torch.no_grad():
@@ -221,7 +220,8 @@ def test_checkpointing_changes_no_gradient(folder, quantize):
 def test_a_qlora_training_step_and_its_checkpoint(folder, monkeypatch):
     """KL to the reference from two updates on; only adapters move; a resumed run is the same."""
     rewards = itertools.cycle([0.0, 1.0])  # a random model earns nothing
-    monkeypatch.setattr(protocol, "exact_match", lambda *_: next(rewards))
+    paid = dataclasses.replace(RULES["qa"], reward=lambda *_: next(rewards))
+    monkeypatch.setitem(RULES, "qa", paid)
     config = dataclasses.replace(MICRO, loss=LossConfig(kl_coef=0.1, llds_coef=0.5))
 
     def trainer():
@@ -278,7 +278,7 @@ def test_smollm2_trains_after_a_rollout():
     prompt = search_protocol(policy.tokenizer).prompt("Who wrote Hamlet")
     assert prompt.endswith("Question: Who wrote Hamlet?\n<|im_end|>\n<|im_start|>assistant\n")
     assert INSTRUCTION in prompt and prompt.startswith("<|im_start|>system")
-    assert policy.model.config.vocab_size == LISTED["smollm2"].vocabulary
+    assert policy.model.config.vocab_size == configuration("smollm2").vocab_size
     rollout = Rollout(
         policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=180, top_k=3)
     )

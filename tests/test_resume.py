@@ -1,6 +1,7 @@
 """Kill a run at any moment: resumed, it gives the numbers of an unbroken one, bit for bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,10 @@ import torch
 from helpers import tiny_policy
 from resume_worker import KNOBS, PATCHES, config
 
+from lldlib.policy.load import save_policy
 from lldlib.runs import folder as runlog
 from lldlib.runs.folder import METRICS, ROLLOUTS, Run
 from lldlib.train.run import TrainingRun
-from lldlib.train.warmstart import save_policy
 
 HERE = Path(__file__).parent
 LINES = 5  # of metrics.jsonl, after which the run is killed
@@ -90,8 +91,8 @@ def test_the_alarm_watches_what_the_log_holds(folder, tmp_path):
     """Six digits, as a resumed run reads them, so that an alarm never depends on a kill."""
     run = TrainingRun(config(folder / "policy"), tmp_path / "run")
     run.step()
-    assert run.watched["probe/content"][0] is not None
-    for key, series in run.watched.items():
+    assert run.monitor.columns["probe/content"][0] is not None
+    for key, series in run.monitor.columns.items():
         assert series == Run(run.out).column(key)
 
 
@@ -270,7 +271,8 @@ def test_a_rewound_run_goes_the_same_way_again(folder):
 
 
 def test_a_run_without_checkpoints_is_not_overwritten(folder):
-    runlog.slim(folder / "unbroken", folder / "recorded")
+    without = shutil.ignore_patterns("checkpoints")
+    shutil.copytree(folder / "unbroken", folder / "recorded", ignore=without)
     with pytest.raises(FileNotFoundError, match="holds no checkpoint") as error:
         resumed(folder, "recorded")
     assert "\n" not in str(error.value)

@@ -1,6 +1,7 @@
 """The rollout loop: what is fed, when an episode ends, and that nothing but the policy is read."""
 
 import pytest
+import torch
 from helpers import (
     PLAIN,
     ScriptedModel,
@@ -223,6 +224,21 @@ def test_a_hostile_question_is_not_parsed():
 
 
 # -- many rows -----------------------------------------------------------------------------------
+
+
+def test_samples_of_a_question_share_its_group():
+    policy, questions = tiny_policy(), [Question(name, name, ("x",)) for name in "ab"]
+    limits = RolloutConfig(max_tokens=30)
+    rollout = Rollout(policy.tokenizer, worded(TINY), StubRetriever(["p"]), limits)
+    dice = [torch.Generator().manual_seed(0) for _ in range(2)]
+    three = rollout.run(policy.model, questions, temperature=1.0, samples=3, generator=dice[0])
+    assert [(e.question.id, e.group) for e in three] == [
+        (q, g) for g, q in enumerate("ab") for _ in "123"
+    ]
+    rows = [question for question in questions for _ in range(3)]
+    singly = rollout.run(policy.model, rows, temperature=1.0, generator=dice[1])
+    assert [e.turns for e in three] == [e.turns for e in singly]  # the same draws, row by row
+    assert [e.group for e in singly] == list(range(6))
 
 
 def test_rows_of_every_kind_share_a_batch():

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from lldlib.runs.folder import Run, RunWriter, slim
+from lldlib.runs.folder import Run, RunWriter
 
 
 @pytest.fixture
@@ -77,6 +77,27 @@ def test_series_skips_the_steps_that_lack_the_key(folder):
     writer.close()
     assert Run(folder).series("grad/norm") == ([0, 2], [1.0, 3.0])
     assert Run(folder).column("grad/norm") == [1.0, None, 3.0]
+
+
+def test_the_frame_holds_the_numbers_of_the_file(folder):
+    writer = RunWriter.create(folder, {})
+    writer.metrics(0, {"grad/norm": 0.1, "update/skipped": 0})
+    writer.metrics(1, {"update/skipped": 2})
+    writer.close()
+    frame = Run(folder).frame
+    assert frame.index.name == "step" and frame.index.tolist() == [0, 1]
+    assert frame["grad/norm"][0] == 0.1 and math.isnan(frame["grad/norm"][1])
+    assert Run(folder).column("update/skipped") == [0, 2]
+    assert isinstance(Run(folder).column("update/skipped")[0], int)
+    assert Run(folder).column("no/such") == [None, None]
+
+
+def test_the_metrics_are_read_once(folder):
+    write_run(folder, 2)
+    run = Run(folder)
+    assert len(run.frame) == 2
+    (folder / "metrics.jsonl").unlink()
+    assert len(run.frame) == 2 and Run(folder).frame.empty
 
 
 def test_every_line_is_strict_json_and_keeps_unicode(folder):
@@ -264,27 +285,3 @@ def test_a_checkpoint_that_is_not_there(folder):
     writer.checkpoint(1, {"w": torch.ones(1)}, {})
     with pytest.raises(FileNotFoundError, match="has no checkpoint 7, only 1"):
         Run(folder).load_checkpoint(7)
-
-
-def test_slim_thins_rollouts_evenly_and_keeps_the_rest(folder, tmp_path):
-    writer = write_run(folder, 100)
-    writer.checkpoint(1, {"w": torch.ones(1)}, {})
-    full = sum(
-        (folder / f).stat().st_size for f in ("config.json", "metrics.jsonl", "events.jsonl")
-    )
-    out = slim(folder, tmp_path / "slim", full + 1500)
-    short = Run(out)
-    assert short.metrics == Run(folder).metrics
-    assert short.config == Run(folder).config
-    # a rollout line is 36 or 38 bytes, 100 of them about 3780: every third fits in 1500
-    assert [row["step"] for row in short.rollouts] == list(range(0, 100, 3))
-    assert sum(path.stat().st_size for path in out.iterdir()) <= full + 1500
-    assert short.checkpoints == []
-
-
-def test_slim_refuses_what_it_cannot_do(folder, tmp_path):
-    write_run(folder, 10)
-    with pytest.raises(ValueError, match="over max_bytes=100 even without rollouts"):
-        slim(folder, tmp_path / "slim", 100)
-    with pytest.raises(FileExistsError, match="is not empty"):
-        slim(folder, folder)

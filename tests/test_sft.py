@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from benchmark_files import write_rows
-from gold_rows import COMPARISON, HOTPOT, JOIN, MUSIQUE
+from gold_rows import HOTPOT, MUSIQUE
 from helpers import character_tokenizer
 
 from lldlib.config import LoadConfig, SftConfig
-from lldlib.policy.load import Policy, load_policy, tiny_model
+from lldlib.policy.load import Policy, load_policy, save_policy, tiny_model
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run
-from lldlib.train.gold import demonstrate, load_gold_paths
-from lldlib.train.sft import SftRun, gold_episode, reads_answer, saved_config
-from lldlib.train.warmstart import save_policy
+from lldlib.train.lessons import gold_lesson, load_gold_paths
+from lldlib.train.supervised import SftRun, gold_episode, reads_answer, sft_config_from
 from lldlib.world.protocol import SEARCH_R1, parse_action
 
 
@@ -41,7 +40,7 @@ LORA = LoadConfig(lora_rank=2, lora_alpha=4)
 
 def config(folder: str, file: Path, **changes) -> SftConfig:
     small = {"steps": 4, "batch": 3, "rows": 2, "warmup": 2, "checkpoint_every": 2, "lr": 1e-2}
-    small |= {"max_tokens": 2000, "top_k": 2, "load": LORA, "asked_again": 0}
+    small |= {"max_tokens": 2000, "top_k": 2, "load": LORA}
     return SftConfig(files=(str(file),), policy=folder, **small | changes)
 
 
@@ -51,7 +50,7 @@ def test_an_episode_is_tokenised_as_a_rollout_does_it(folder, file):
     episode = gold_episode(text, path, random.Random(0), config(folder, file))
     roles = [turn.role for turn in episode.turns]
     assert roles == ["prompt", "action", "environment", "action", "environment", "action"]
-    turns = demonstrate(path, random.Random(0), 2)
+    turns = gold_lesson(path, random.Random(0), 2)
     for turn, (said, _) in zip(episode.turns[1::2], turns, strict=True):
         assert turn.tokens == text.encode(said)
     read = SEARCH_R1.observe(turns[0][1], text.encode, 0)
@@ -121,18 +120,8 @@ def test_a_short_file_is_drawn_from_more_often_than_its_share(folder, file, tmp_
     long.write_text("".join(json.dumps(row | {"id": f"long-{n}"}) + "\n" for n in range(32)))
     settings = replace(config(folder, file), files=(str(file), str(long)))
     run, rng = SftRun(settings, tmp_path / "run"), random.Random(0)
-    drawn = [run._draw(rng).question.id.startswith("long-") for _ in range(100)]
+    drawn = [run._draw_one(rng).question.id.startswith("long-") for _ in range(100)]
     assert 70 <= sum(drawn) <= 90  # of 100; 4 of 5 by the roots of 2 and 32, 94 by the rows
-
-
-def test_questions_made_of_the_files_own_are_one_file_more(folder, tmp_path):
-    file = write_rows(tmp_path / "facts.jsonl", (COMPARISON, JOIN))
-    run = SftRun(config(folder, file, asked_again=9), tmp_path / "run")
-    assert [len(paths) for paths in run.files] == [2, 9]
-    assert run.step()["sft/tokens"] > 0
-    plain = write_rows(tmp_path / "plain.jsonl", [HOTPOT])
-    run = SftRun(config(folder, plain, asked_again=9), tmp_path / "plain")
-    assert [len(paths) for paths in run.files] == [1]  # nothing to ask again
 
 
 def test_autocast_computes_in_bfloat16_and_trains_float32_weights(folder, file, tmp_path):
@@ -146,22 +135,11 @@ def test_autocast_computes_in_bfloat16_and_trains_float32_weights(folder, file, 
         assert parameter.dtype == torch.float32 and not torch.equal(parameter, start[name])
 
 
-def test_only_the_policys_own_tokens_are_learned(folder, file, tmp_path):
-    """Rows of micro-batches are weighted so that their size changes nothing."""
-    losses = [
-        SftRun(config(folder, file, rows=rows), tmp_path / str(rows))._backward()
-        for rows in (1, 2, 3)
-    ]
-    assert losses[0][1] == losses[1][1] == losses[2][1]
-    assert losses[0][0] == pytest.approx(losses[2][0], rel=1e-5)
-    assert losses[1][0] == pytest.approx(losses[2][0], rel=1e-5)
-
-
 def test_settings_come_back_and_what_fits_nowhere_is_said(folder, file, tmp_path):
     settings = config(folder, file, max_tokens=10)
     run = SftRun(settings, tmp_path / "run")
-    assert saved_config(Run(tmp_path / "run").config) == settings
+    assert sft_config_from(Run(tmp_path / "run").config) == settings
     with pytest.raises(ValueError, match="raise max_tokens"):
         run.step()
-    with pytest.raises(ValueError, match=r"lacks .*autocast.* another version; begin"):
-        saved_config({"seed": 0})
+    with pytest.raises(ValueError, match=r"differs in .*autocast.* another version; begin"):
+        sft_config_from({"seed": 0})

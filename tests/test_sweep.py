@@ -3,10 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from lldlib.recipes import METHODS, collapse_config
+from lldlib.recipes import METHODS, WORLD, train_config
 from lldlib.runs.folder import Run
-from lldlib.train.sweep import cell_name, grid_cells, parse_grid, sweep
-from lldlib.train.workers import Cell, is_finished, train_cell, train_cells
+from lldlib.train.sweep import (
+    Cell,
+    cell_name,
+    grid_cells,
+    is_finished,
+    parse_grid,
+    sweep,
+    train_cell,
+    train_cells,
+)
 
 
 def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[int]:
@@ -15,7 +23,7 @@ def train(cell: Cell, *, batches: int, keep_checkpoints: bool = True) -> list[in
     train_cell(
         cell,
         keep_checkpoints=keep_checkpoints,
-        report=done.append,
+        report=lambda news: done.append(news[0]),
         should_stop=lambda: next(asked, None) is None,
     )
     return done
@@ -33,29 +41,41 @@ def grid_of(micro: dict, **more) -> dict:
 
 
 def test_overrides_reach_the_field_of_their_name():
-    config = collapse_config("llds", 3, lr=1e-5, problems=2, llds_gate="token")
+    config = train_config("llds", 3, lr=1e-5, problems=2, llds_gate="token")
     assert (config.method, config.seed, config.lr) == ("llds", 3, 1e-5)
     assert (config.rollout.problems, config.loss.llds_gate) == (2, "token")
-    assert config.rollout.group_size == collapse_config("llds", 3).rollout.group_size
+    assert config.rollout.group_size == train_config("llds", 3).rollout.group_size
 
 
 def test_arms_differ_in_the_regularizer_alone():
-    grpo, llds = collapse_config("grpo", 0), collapse_config("llds", 0)
+    grpo, llds = train_config("grpo", 0), train_config("llds", 0)
     assert grpo.loss.llds_coef == 0 < llds.loss.llds_coef
-    assert collapse_config("llds", 0, llds_coef=0.0).loss == grpo.loss
+    assert train_config("llds", 0, llds_coef=0.0).loss == grpo.loss
     assert (grpo.rollout, grpo.lr, grpo.steps) == (llds.rollout, llds.lr, llds.steps)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_setting(method):
-    assert collapse_config(method, 0).method == method
+    assert train_config(method, 0).method == method
 
 
 def test_bad_overrides_are_named():
     with pytest.raises(ValueError, match="unknown setting lambda"):
-        collapse_config("llds", 0, **{"lambda": 1})
+        train_config("llds", 0, **{"lambda": 1})
     with pytest.raises(ValueError, match="unknown method 'ppo'"):
-        collapse_config("ppo", 0)
+        train_config("ppo", 0)
+
+
+def test_the_built_in_world_and_every_other_policy_have_a_recipe_each():
+    world, paper = train_config("llds", 0), train_config("llds", 0, policy="some/model")
+    assert (world.policy, world.lr, world.rollout.max_tokens) == ("tiny", 4e-4, 112)
+    assert (world.loss.llds_coef, world.loss.llds_preserve) == (1.0, "positive")
+    assert paper.policy == "some/model" and paper.loss == METHODS["llds"]
+    assert (paper.loss.llds_coef, paper.loss.llds_preserve) == (0.2, "nonnegative")
+    assert (paper.lr, paper.updates_per_batch, paper.rollout.problems) == (1e-6, 10, 512)
+    assert train_config("llds", 0, policy="some/model", lr=1e-5).lr == 1e-5
+    same = train_config("llds", 0, policy="some/model", recipe=WORLD)
+    assert (same.policy, same.loss, same.rollout) == ("some/model", world.loss, world.rollout)
 
 
 # -- the grid ------------------------------------------------------------------------------------
@@ -78,12 +98,12 @@ def test_values_take_the_type_of_their_field():
         (["seed"], "not of the form"),
         (["seed="], "not of the form"),
         (["seed=0", "seed=1"], "twice"),
-        (["lambda=1"], "unknown setting 'lambda'"),
-        (["loss=1"], "unknown setting 'loss'"),
-        (["seed=x"], "seed=x: give a value of type int"),
-        (["llds_gate=word"], "use one of action, response, token"),
+        (["lambda=1"], "cannot vary 'lambda'"),
+        (["loss=1"], "cannot vary 'loss'"),
+        (["seed=x"], "seed=x: use a whole number"),
+        (["llds_gate=word"], "llds_gate=word: use action, response, token"),
         (["nthr=1"], "use true or false"),
-        (["betas=0.9"], "cannot be swept"),
+        (["betas=0.9"], "cannot vary 'betas'"),
     ],
 )
 def test_bad_grid_items_are_named(items, message):
@@ -112,6 +132,11 @@ def test_a_weight_of_llds_leaves_grpo_alone():
     assert [cell.config.loss.llds_coef for cell in cells] == [0, 0.1, 0.2]
 
 
+def test_a_term_that_is_no_method_can_be_added_to_any():
+    grid = {"method": ["grpo", "llds"], "seed": [0], "entropy_coef": [0.0, 0.1]}
+    assert [cell.config.loss.entropy_coef for cell in grid_cells(grid, Path("out"))] == [0, 0.1] * 2
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
@@ -136,7 +161,7 @@ def test_a_cell_name_is_a_folder_whatever_the_order():
 
 
 def test_an_interrupted_cell_goes_on_and_leaves_no_checkpoint(micro, tmp_path):
-    cell = Cell(tmp_path / "a", collapse_config("llds", 0, **micro | {"steps": 3}))
+    cell = Cell(tmp_path / "a", train_config("llds", 0, recipe=WORLD, **micro | {"steps": 3}))
     assert train(cell, batches=2, keep_checkpoints=False) == [1, 2]
     assert not is_finished(cell)
     assert [step for step, _ in Run(cell.path).checkpoints] == [2]
@@ -152,7 +177,7 @@ def test_an_interrupted_cell_goes_on_and_leaves_no_checkpoint(micro, tmp_path):
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(micro, tmp_path):
-    cell = Cell(tmp_path / "a", collapse_config("grpo", 0, **micro | {"steps": 1}))
+    cell = Cell(tmp_path / "a", train_config("grpo", 0, recipe=WORLD, **micro | {"steps": 1}))
     train(cell, batches=0)
     ((_, folder),) = Run(cell.path).checkpoints
     (folder / "state.json").unlink()
@@ -161,9 +186,11 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(micro, tmp_path):
 
 
 def test_a_folder_of_other_settings_is_refused(micro, tmp_path):
-    cell = Cell(tmp_path / "a", collapse_config("grpo", 0, **micro))
+    cell = Cell(tmp_path / "a", train_config("grpo", 0, recipe=WORLD, **micro))
     train(cell, batches=0)
-    other = Cell(cell.path, collapse_config("grpo", 0, **micro | {"lr": 1e-6, "steps": 7}))
+    other = Cell(
+        cell.path, train_config("grpo", 0, recipe=WORLD, **micro | {"lr": 1e-6, "steps": 7})
+    )
     with pytest.raises(ValueError, match=r"steps 2, not 7, lr 0\.0\d+, not 1e-06: use another"):
         is_finished(other)
 

@@ -22,7 +22,7 @@ from helpers import (
 )
 
 from lldlib.config import LossConfig
-from lldlib.losses.advantages import group_advantages
+from lldlib.losses import group_advantages
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train

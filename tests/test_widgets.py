@@ -7,17 +7,12 @@ import torch
 from test_explore import case
 from test_figures import make_run
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.values import TokenInfo
-from lldlib.show.widgets import (
-    GateExplorer,
-    PhaseDiagram,
-    PostMortemView,
-    ProxyExplorer,
-    TokenView,
-)
+from lldlib.show.explorers import GateExplorer, PhaseDiagram, PostMortemView, ProxyExplorer
+from lldlib.show.tokens import TokenView
 from lldlib.train.run import describe
+from lldlib.types import TokenInfo
 
 PNG = b"\x89PNG"
 TOKENS = [
@@ -34,7 +29,7 @@ def test_tokens_carry_their_numbers_and_colours():
     assert len(mine) == 2 and page.count('class="e"') == 1
     assert "log-prob -0.500 nats\nchange +0.100 nats\nLLDS gate open" in page
     assert "log-prob -2.000 nats\nchange -0.250 nats\nLp-Reg: not protected" in page
-    assert "--gate-bg:#56B4E9" in mine[0] and "--gate-bg:#FFFFFF" in mine[1]
+    assert "--gate_open-bg:#56B4E9" in mine[0] and "--gate_open-bg:#FFFFFF" in mine[1]
     assert page.count('type="radio"') == 4 and page.count(" checked>") == 1
     assert "height: 300px" in page and "<script" not in page
 
@@ -80,7 +75,7 @@ def test_the_proxy_follows_the_threshold():
 
 
 def swept(path, method, lr, updates, seed, reward) -> Run:
-    config = collapse_config(method, seed, lr=lr, updates_per_batch=updates)
+    config = train_config(method, seed, lr=lr, updates_per_batch=updates)
     writer = RunWriter.create(path / f"{method}{lr}{updates}{seed}", describe(config))
     for step in range(12):
         writer.metrics(step, {"reward/mean": reward})

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from lldlib.recipes import WEIGHTS, collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.widgets import LiveLab
+from lldlib.show.lab import LiveLab
 from lldlib.train.run import TrainingRun, describe
 
 WAIT = 600  # seconds after which a test that hangs gives up
@@ -28,7 +28,7 @@ class FakeRun:
 
     @classmethod
     def new(cls, out, **config) -> "FakeRun":
-        config = collapse_config("grpo", 0, **config)
+        config = train_config("grpo", 0, **config)
         run = cls(out, config, RunWriter.create(out, describe(config)))
         run.checkpoint()
         return run
@@ -58,7 +58,7 @@ class FakeRun:
 
     @classmethod
     def branch(cls, source, step, out):
-        config = collapse_config("grpo", 0)
+        config = train_config("grpo", 0)
         writer = RunWriter.create(out, describe(config))
         for row in source.metrics[:step]:
             writer.metrics(row["step"], {"reward/mean": row["reward/mean"]})
@@ -97,8 +97,8 @@ def test_cells_can_do_what_the_buttons_do(lab):
     lab.branch()
     assert lab.chosen.value == "B" and lab.runs["B"].out.name == "run-branch1"
     assert Run(lab.runs["A"].out).checkpoints[-1][0] == 2
-    lab.turn(loss=collapse_config("llds", 0).loss)
-    assert lab.knobs.parts["llds_coef"].value == WEIGHTS["llds_coef"]
+    lab.turn(loss=train_config("llds", 0).loss)
+    assert lab.knobs.parts["llds_coef"].value == WORLD.weights["llds_coef"]
     lab.step()
     assert batches(lab) == {"A": 3, "B": 3}
     assert Run(lab.runs["B"].out).column("reward/mean") == [0.4, 0.4, 0.5]
@@ -153,7 +153,7 @@ def test_a_knob_acts_between_two_batches(lab, monkeypatch):
     asyncio.run(scene())
     run = Run(lab.runs["A"].out)
     (event,) = [e for e in run.events if e["kind"] == "knob"]
-    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == WEIGHTS["llds_coef"]
+    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == WORLD.weights["llds_coef"]
     rewards = run.column("reward/mean")
     assert rewards[: event["step"]] == [0.4] * event["step"]
     assert set(rewards[event["step"] :]) <= {0.5}
@@ -266,11 +266,13 @@ def test_a_preset_sets_the_other_knobs(lab):
 
 
 def test_it_steers_a_training_run(tmp_path, micro):
-    run = TrainingRun(collapse_config("grpo", 0, **micro | {"steps": 3}), tmp_path / "run")
+    run = TrainingRun(
+        train_config("grpo", 0, recipe=WORLD, **micro | {"steps": 3}), tmp_path / "run"
+    )
     lab = LiveLab(run)
     lab.step(2)
     lab.branch(0)
-    lab.turn(method="llds", loss=collapse_config("llds", 0).loss)
+    lab.turn(method="llds", loss=train_config("llds", 0).loss)
     lab.step(2)
     assert batches(lab) == {"A": 2, "B": 2}
     one, other = (Run(lab.runs[name].out) for name in "AB")

@@ -15,12 +15,17 @@ from jaxtyping import Float
 from torch import Tensor
 from trl import GRPOTrainer
 
-from lldlib.adapters.terms import regularizers
 from lldlib.adapters.trl_config import VERSIONS, LLDGRPOConfig
 from lldlib.adapters.trl_report import BatchReport, Rows, action_mask, joined
 from lldlib.adapters.watch import Watch, given_spans, read_spans
-from lldlib.losses import preserved_mask, proxy_log_prob
-from lldlib.losses.objective import LossInputs
+from lldlib.losses import (
+    Counts,
+    LossInputs,
+    needs,
+    preserved_mask,
+    proxy_log_prob,
+    regularizers,
+)
 from lldlib.types import Span
 
 __all__ = ["VERSIONS", "LLDGRPOConfig", "LLDGRPOTrainer"]
@@ -46,7 +51,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         self.watch = Watch(self.args.run_folder if main else None)
         self.piece = cache(lambda token: self._tokenizer.decode([token]))
         self._live: tuple[Tensor, Tensor | None] | None = None
-        self._divisors: list[tuple[Tensor, Tensor]] = []
+        self._counts: list[Counts] = []
         self._divided: list[Rows] | None = None
         self.add_callback(BatchReport(self))
 
@@ -76,7 +81,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         extra = {"lld_span": span, "lld_reward": self.rewards[first : first + count]}
         old = output.get("old_per_token_logps")
         extra["lld_logp"] = self.score(output) if old is None else old
-        if self.terms.lp_reg_coef:
+        if "proxy_logp" in needs(self.terms):
             extra["lld_proxy"] = self._proxy(output)
         self.valid_searches = float(self.accelerator.reduce(mean, reduction="mean"))
         self.began, self.sums, self.norms = began, defaultdict(float), []
@@ -128,11 +133,11 @@ class LLDGRPOTrainer(GRPOTrainer):
             self._divided = self._buffered_inputs
             size = self.args.gradient_accumulation_steps
             starts = range(0, len(self._divided), size)
-            self._divisors = [self._divisor(self._divided[s : s + size]) for s in starts]
+            self._counts = [self._counted(self._divided[s : s + size]) for s in starts]
         return inputs
 
-    def _divisor(self, window: list[Rows]) -> tuple[Tensor, Tensor]:
-        """Preserved and action tokens of one update, over all processes, per process."""
+    def _counted(self, window: list[Rows]) -> Counts:
+        """The tokens of one update."""
         masks = [action_mask(rows) for rows in window]
         kept = [
             preserved_mask(rows["advantages"], mask, self.terms.llds_preserve)
@@ -140,7 +145,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         ]
         local = torch.stack([sum(m.sum() for m in part) for part in (kept, masks)]).float()
         counts = self.accelerator.reduce(local, reduction="sum") / self.accelerator.num_processes
-        return counts[0], counts[1]
+        return Counts(preserved=counts[0], actions=counts[1])
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -168,10 +173,10 @@ class LLDGRPOTrainer(GRPOTrainer):
             mean_valid_searches=self.valid_searches,
         )
         window = self._step % self.args.steps_per_generation // accumulated
-        terms, stats = regularizers(self.terms, x, *self._divisors[window])
+        terms, stats = regularizers(self.terms, x, self._counts[window])
         for key, value in stats.items():
             self.sums[key] += float(value) / self.args.updates_per_batch
-        return loss + terms if stats else loss
+        return loss + terms
 
     def _get_grad_norm(self, model, grad_norm=None):
         norm = super()._get_grad_norm(model, grad_norm)

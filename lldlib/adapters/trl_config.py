@@ -3,11 +3,11 @@
 import dataclasses
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 
-from lldlib.config import AnswerSchedule, Gate, LossConfig, Preserve
+from lldlib.config import LossConfig
+from lldlib.losses.objective import REGULARIZERS
 
 VERSIONS = SpecifierSet(">=1.16,<1.17")  # the adapter overrides private methods of GRPOTrainer
 
@@ -27,40 +27,31 @@ check_version()
 
 from trl import GRPOConfig  # noqa: E402
 
-TERMS = [f.name for f in dataclasses.fields(LossConfig) if f.name.startswith(("llds_", "lp_reg_"))]
+# the terms that TRL lacks, which are those with a knob in the lab
+OFFERED = [term for term in REGULARIZERS if term.symbol]
+SETTINGS = {
+    setting.name: setting
+    for setting in dataclasses.fields(LossConfig)
+    if any(setting.name.startswith(f"{term.name}_") for term in OFFERED)
+}
+TermSettings = dataclasses.make_dataclass(
+    "TermSettings",
+    [
+        (name, s.type, field(default=s.default, metadata={"help": "see lldlib.config.LossConfig"}))
+        for name, s in SETTINGS.items()
+    ],
+    bases=(GRPOConfig,),
+)
 
 
 @dataclass
-class LLDGRPOConfig(GRPOConfig):
-    """GRPOConfig with LLDS and Lp-Reg, named and defined as in `lldlib.config.LossConfig`.
+class LLDGRPOConfig(TermSettings):
+    """GRPOConfig with LLDS and Lp-Reg: `llds_*` and `lp_reg_*` of `lldlib.config.LossConfig`.
 
     Raises ValueError where LLDS would be zero at every update: it needs several optimiser updates
     per rollout batch.
     """
 
-    llds_coef: float = field(default=0.0, metadata={"help": "lambda of LLDS"})
-    llds_gate: Gate = field(default="action", metadata={"help": "where LLDS may act"})
-    llds_preserve: Preserve = field(
-        default="nonnegative", metadata={"help": "rows LLDS keeps: A >= 0 (paper) or A > 0"}
-    )
-    llds_normalizer: Literal["preserved", "all"] = field(
-        default="preserved",
-        metadata={"help": "divisor: tokens of the rows it keeps (paper) or all (code)"},
-    )
-    llds_answer: AnswerSchedule = field(
-        default="none", metadata={"help": "LLDS-MA's weight on answer tokens"}
-    )
-    lp_reg_coef: float = field(default=0.0, metadata={"help": "beta of Lp-Reg"})
-    lp_reg_selection: Literal["paper", "code"] = field(
-        default="paper", metadata={"help": "tokens that the low quantile is taken over"}
-    )
-    lp_reg_quantile: float = field(
-        default=0.01, metadata={"help": "rho: share of tokens counted as low-probability"}
-    )
-    lp_reg_filter: Literal["min-p", "fixed"] = field(
-        default="min-p", metadata={"help": "how the proxy drops noise tokens"}
-    )
-    lp_reg_threshold: float = field(default=0.02, metadata={"help": "kappa (min-p) or tau (fixed)"})
     run_folder: str | None = field(
         default=None, metadata={"help": "lldlib's run folder to write; None: TRL's logs only"}
     )
@@ -88,5 +79,5 @@ class LLDGRPOConfig(GRPOConfig):
 
     @property
     def terms(self) -> LossConfig:
-        """The regularizers' settings; the policy term is TRL's."""
-        return LossConfig(kl_coef=self.beta, **{name: getattr(self, name) for name in TERMS})
+        """The settings of the added terms; the policy term and the KL are TRL's."""
+        return LossConfig(kl_coef=0.0, **{name: getattr(self, name) for name in SETTINGS})

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from lldlib.adapters.trl_config import TERMS
+from lldlib.adapters.trl_config import OFFERED, SETTINGS
 from lldlib.adapters.watch import Probe, Seen, episode_record, measure
 from lldlib.config import PROBE_ROWS
-from lldlib.losses.advantages import mixed_group_share
+from lldlib.losses import mixed_group_share
 
 PROBE_FILE = "probe.safetensors"  # in the run folder
 EPISODES_LOGGED = 2  # per rollout batch, of the main process
@@ -172,11 +172,11 @@ class BatchReport(TrainerCallback):
     def _describe(self, max_steps: int) -> dict[str, Any]:
         """The run folder's config.json."""
         args, terms = self.trainer.args, self.trainer.terms
-        active = {"llds": terms.llds_coef, "lp_reg": terms.lp_reg_coef}
+        active = [term.name for term in OFFERED if term.weight(terms)]
         versions = {m.__name__: m.__version__ for m in (torch, transformers, trl)}
         return {
             "engine": "trl",
-            "method": "_".join(name for name, coef in active.items() if coef) or "grpo",
+            "method": "_".join(active) or "grpo",
             "seed": args.seed,
             "steps": max_steps // args.updates_per_batch,
             "updates_per_batch": args.updates_per_batch,
@@ -185,7 +185,7 @@ class BatchReport(TrainerCallback):
             "rows": args.generation_batch_size,
             "group_size": args.num_generations,
             "processes": self.trainer.accelerator.num_processes,
-            "loss": {"kl_coef": args.beta} | {name: getattr(args, name) for name in TERMS},
+            "loss": {"kl_coef": args.beta} | {name: getattr(args, name) for name in SETTINGS},
             "loss_type": args.loss_type,
             "created": datetime.date.today().isoformat(),
             "versions": versions,

@@ -22,7 +22,8 @@ from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_p
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from lldlib.config import Gate, Preserve
-from lldlib.losses import aggregate, llds_gate, llds_penalty, preserved_mask
+from lldlib.losses import aggregate, llds_parts
+from lldlib.losses.term import token_share
 
 
 @dataclass
@@ -77,22 +78,17 @@ def llds_policy_loss(
     if not settings.llds_coef:
         return loss, metrics
     mask = response_mask.bool()
-    rows = (log_prob, old_log_prob, advantages, mask)
     where = {"gate": settings.llds_gate, "preserve": settings.llds_preserve}
-    term = llds_penalty(*rows, **where)
+    parts = llds_parts(log_prob, old_log_prob, advantages, mask, **where)
     value = agg_loss(
-        loss_mat=term,
+        loss_mat=parts.penalty,
         loss_mask=mask,
         loss_agg_mode="token-mean",
         **config.global_batch_info,
     )
     with torch.no_grad():  # verl averages metrics over micro-batches, so these are local means
         told = {
-            "actor/llds": aggregate(term, mask, "token-mean").item(),
-            "actor/llds_open_gate_share": aggregate(
-                llds_gate(*rows, **where).float(),
-                preserved_mask(advantages, mask, settings.llds_preserve),
-                "token-mean",
-            ).item(),
+            "actor/llds": aggregate(parts.penalty, mask, "token-mean").item(),
+            "actor/llds_open_gate_share": token_share(parts.gate, parts.preserved).item(),
         }
     return loss + settings.llds_coef * value, metrics | told

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from lldlib.runs import measures as diagnostics
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.runs.phases import ALARM_KEYS, AlarmRule, PhaseRule, alarm, phase_labels
+from lldlib.runs.phases import Monitor
 from lldlib.types import Span
 from lldlib.world.protocol import parse_action, spans
 
 PHASES = ("stagnation", "decay", "collapse")  # their numbers in an engine's logs
-PHASE_KEYS = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,7 @@ class Watch:
     def __init__(self, folder: Path | str | None):
         self.folder = folder
         self.writer: RunWriter | None = None
-        self.series: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
-        self.rung = False
+        self.monitor = Monitor()
 
     def open(self, config: Mapping[str, Any], batch: int | None) -> None:
         """Start the run folder (`batch` None), or go on with it at `batch`.
@@ -130,25 +128,20 @@ class Watch:
             self.writer = RunWriter.create(self.folder, config)
             return
         self.writer = RunWriter.resume(self.folder, batch)
-        run = Run(self.folder)
-        self.series = {key: run.column(key) for key in self.series}
-        self.rung = any(event["kind"] == "alarm" for event in run.events)
+        self.monitor = Monitor(Run(self.folder).metrics)
 
     def batch(self, index: int, row: Mapping[str, float]) -> dict[str, float]:
         """Log batch `index`; returns {"phase", "alarm"}: a number of `PHASES`, and 1 once it rang.
 
         In the run folder the alarm is an event of the batch at which it first rings.
         """
-        for key, values in self.series.items():
-            values.append(row.get(key))
-        rings = alarm({key: self.series[key] for key in ALARM_KEYS}, AlarmRule()) is not None
-        label = phase_labels(*(self.series[key] for key in PHASE_KEYS), PhaseRule())[-1]
+        self.monitor.add(row)
+        phase, rung = self.monitor.phase, self.monitor.rung
         if self.writer is not None:
             self.writer.metrics(index, row)
-            if rings and not self.rung:
+            if rung == index:
                 self.writer.event(index, "alarm")
-        self.rung = self.rung or rings
-        return {"phase": float(PHASES.index(label)), "alarm": float(self.rung)}
+        return {"phase": float(PHASES.index(phase)), "alarm": float(rung is not None)}
 
     def rollout(self, index: int, record: Mapping[str, Any]) -> None:
         """Log one episode of batch `index`."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from lldlib.config import ExamConfig, RolloutConfig
 from lldlib.evaluate.scores import Prediction, read_predictions
+from lldlib.files import write_json, write_whole
 from lldlib.policy.load import Policy
 from lldlib.retrieval import NoRetriever, Retriever
 from lldlib.rollout.loop import Rollout
@@ -143,7 +143,7 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / SETTINGS
     (folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        _replace(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+        write_json(path, settings)
         return
     there = json.loads(path.read_bytes())
     for name in settings.keys() | there.keys():
@@ -161,12 +161,12 @@ def _recover(path: Path) -> dict[tuple[str, int], Prediction]:
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:
-        _replace(path, whole.decode())
+        write_whole(path, whole.decode())
     found = read_predictions(path)
     kept = [one for one in found if one.stop != StopReason.TOOL_ERROR]
     if len(kept) < len(found):
         lines = [json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in kept]
-        _replace(path, "".join(lines))
+        write_whole(path, "".join(lines))
     return {(one.id, one.sample): one for one in kept}
 
 
@@ -177,9 +177,3 @@ def _check_questions(
     for question in questions:
         if texts.get(question.id, question.text) != question.text:
             raise ValueError(f"{path}: '{question.id}' was another question; use another --out")
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f"{path.name}.tmp")
-    fresh.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(fresh, path)

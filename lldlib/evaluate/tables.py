@@ -13,6 +13,7 @@ from lldlib.evaluate.published import (
     PublishedRow,
 )
 from lldlib.evaluate.scores import Estimate, Paired, TaskScores, macro_average, mean_of
+from lldlib.files import markdown_table
 
 DETAILS = (
     "task",
@@ -61,7 +62,7 @@ def details_table(tasks: Sequence[TaskScores]) -> str:
                 str(task.tool_errors),
             ]
         )
-    return _markdown(DETAILS, rows)
+    return markdown_table(DETAILS, rows)
 
 
 def qa_table(policy: str, tasks: Sequence[TaskScores]) -> str:
@@ -88,7 +89,7 @@ def paired_table(pairs: Iterable[Paired]) -> str:
         [p.title, str(p.questions), _with_interval(p.difference), str(p.wins), str(p.losses)]
         for p in pairs
     ]
-    return _markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def _own_rows(
@@ -124,7 +125,7 @@ def _with_published(
         [row.model, f"{row.method} ({mark})", *(_number(value, digits) for value in row.values)]
         for row in published
     ]
-    return _markdown(("model", "method", *columns), mine + rows)
+    return markdown_table(("model", "method", *columns), mine + rows)
 
 
 def _number(value: float, digits: int) -> str:
@@ -133,8 +134,3 @@ def _number(value: float, digits: int) -> str:
 
 def _with_interval(value: Estimate) -> str:
     return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,10 +1,8 @@
-"""The loss terms: pure functions of tensors, each a per-token (B, T) float32, zero off its mask.
+"""The objective: pure functions of tensors, one file a term; `objective.TERMS` is their list.
 
-`aggregate` turns a term into a scalar; `lldlib.losses.objective` puts a whole objective together.
-Not here: models, sampling, advantages (`lldlib.losses.advantages`) and any state.
+Not here: models, sampling and any state. May import: config.
 """
 
-from lldlib.losses.aggregate import action_ids, aggregate
 from lldlib.losses.entropy import (
     clip_cov_mask,
     entropy_bonus,
@@ -13,7 +11,13 @@ from lldlib.losses.entropy import (
     token_covariance,
     top_entropy_mask,
 )
-from lldlib.losses.llds import answer_weight_schedule, llds_gate, llds_penalty, preserved_mask
+from lldlib.losses.llds import (
+    answer_weight_schedule,
+    llds_gate,
+    llds_parts,
+    llds_penalty,
+    preserved_mask,
+)
 from lldlib.losses.lp_reg import (
     forward_kl,
     lp_reg_mask,
@@ -21,24 +25,44 @@ from lldlib.losses.lp_reg import (
     proxy_log_prob,
     proxy_logits,
 )
-from lldlib.losses.nthr import nthr_scores, nthr_weights, prediction_error
-from lldlib.losses.policy import clipped_tokens, importance_ratio, policy_gradient
+from lldlib.losses.objective import TERMS, compute_loss, needs, regularizers
+from lldlib.losses.policy_gradient import (
+    clipped_tokens,
+    group_advantages,
+    importance_ratio,
+    mixed_group_share,
+    nthr_scores,
+    nthr_weights,
+    policy_gradient,
+    prediction_error,
+)
+from lldlib.losses.term import Counts, LossInputs, Metric, Term, action_ids, aggregate
 
 __all__ = [
+    "TERMS",
+    "Counts",
+    "LossInputs",
+    "Metric",
+    "Term",
     "action_ids",
     "aggregate",
     "answer_weight_schedule",
     "clip_cov_mask",
     "clipped_tokens",
+    "compute_loss",
     "entropy_bonus",
     "forward_kl",
+    "group_advantages",
     "importance_ratio",
     "kl_cov_penalty",
     "kl_to_reference",
     "llds_gate",
+    "llds_parts",
     "llds_penalty",
     "lp_reg_mask",
     "lp_reg_penalty",
+    "mixed_group_share",
+    "needs",
     "nthr_scores",
     "nthr_weights",
     "policy_gradient",
@@ -46,6 +70,7 @@ __all__ = [
     "preserved_mask",
     "proxy_log_prob",
     "proxy_logits",
+    "regularizers",
     "token_covariance",
     "top_entropy_mask",
 ]

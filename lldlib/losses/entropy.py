@@ -1,4 +1,4 @@
-"""Entropy and KL terms: the reference KL, the entropy bonus, 80/20, KL-Cov and Clip-Cov."""
+"""Terms that hold entropy up or the policy near: entropy bonus, KLs, KL-Cov, 80/20, Clip-Cov."""
 
 from typing import Literal
 
@@ -6,10 +6,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lldlib.losses.aggregate import (
+from lldlib.config import LossConfig
+from lldlib.losses.term import (
     KL_LIMIT,
+    NATS,
+    Counts,
+    LossInputs,
+    Metric,
     Number,
     RowOrToken,
+    Stats,
+    Term,
+    action_mean,
     keep,
     log_ratio,
     per_token,
@@ -134,3 +142,68 @@ def _top_share(
     if len(values) == 0:
         return mask
     return mask & (score >= values[rounded_up(share, len(values)) - 1])
+
+
+# -- the terms -----------------------------------------------------------------------------------
+
+
+def _entropy_value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    return action_mean(entropy_bonus(x.entropy, x.action_mask), config, x, counts), {}
+
+
+def _kl_value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    term = kl_to_reference(x.logp, x.ref_logp, x.action_mask, config.kl_estimator)
+    value = action_mean(term, config, x, counts)
+    return value, {"kl/reference": value}
+
+
+def _old_kl_value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    term = kl_to_reference(x.logp, x.old_logp, x.action_mask, config.kl_estimator)
+    value = action_mean(term, config, x, counts)
+    return value, {"kl/old": value}
+
+
+def _kl_cov_value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    term = kl_cov_penalty(
+        x.logp, x.old_logp, x.advantages, x.action_mask, share=config.kl_cov_share
+    )
+    return action_mean(term, config, x, counts), {}
+
+
+ENTROPY = Term("entropy", "entropy_coef", _entropy_value, needs=lambda config: {"entropy"})
+KL = Term(
+    "kl",
+    "kl_coef",
+    _kl_value,
+    needs=lambda config: {"ref_logp"},
+    metrics={
+        "kl/reference": Metric(
+            "KL to the reference",
+            "mean over updates of the estimated KL(policy || reference)",
+            NATS,
+            "grows slowly; a jump comes with the collapse",
+        )
+    },
+)
+OLD_KL = Term(
+    "old_kl",
+    "old_kl_coef",
+    _old_kl_value,
+    metrics={
+        "kl/old": Metric(
+            "KL to the old policy",
+            "mean over updates of the estimated KL(policy || old policy)",
+            NATS,
+            "well under 0.1",
+        )
+    },
+)
+KL_COV = Term("kl_cov", "kl_cov_coef", _kl_cov_value)

@@ -1,13 +1,37 @@
 """LLDS: keep the likelihood of good responses from falling (arXiv 2512.04220)."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lldlib.config import Gate, Preserve
-from lldlib.losses.aggregate import Number, RowOrToken, action_ids, keep, per_token
+from lldlib.config import Gate, LossConfig, Preserve
+from lldlib.losses.term import (
+    NATS,
+    SHARE,
+    SMALL,
+    Counts,
+    LossInputs,
+    Metric,
+    Number,
+    RowOrToken,
+    Stats,
+    Term,
+    action_ids,
+    aggregate,
+    keep,
+    per_token,
+    token_share,
+)
+
+
+class LLDSParts(NamedTuple):
+    """LLDS of one minibatch, token by token."""
+
+    penalty: Float[Tensor, "B T"]  # see `llds_penalty`
+    gate: Bool[Tensor, "B T"]  # see `llds_gate`
+    preserved: Bool[Tensor, "B T"]  # see `preserved_mask`
 
 
 def llds_penalty(
@@ -31,13 +55,10 @@ def llds_penalty(
     Raises ValueError on an unknown gate or set, or a weight without `answer_mask`.
     Source: 2512.04220v2 Eq. 4 (action), Eq. 9 (token), Eq. 10 (response), Eq. 5 (answer weight).
     """
-    if answer_mask is None and answer_weight != 1.0:
-        raise ValueError(
-            "answer_weight needs answer_mask: pass the mask of the final answer tokens"
-        )
-    fall = likelihood_fall(logp, old_logp, preserved_mask(advantages, action_mask, preserve))
-    term = keep(fall.relu(), llds_gate(logp, old_logp, advantages, action_mask, gate, preserve))
-    return term if answer_mask is None else torch.where(answer_mask, answer_weight * term, term)
+    rows = (logp, old_logp, advantages, action_mask)
+    return llds_parts(
+        *rows, gate=gate, preserve=preserve, answer_mask=answer_mask, answer_weight=answer_weight
+    ).penalty
 
 
 def llds_gate(
@@ -52,17 +73,48 @@ def llds_gate(
 
     The sum runs over the token's own action ("action"), its row ("response") or itself ("token").
     """
+    rows = (logp, old_logp, advantages, action_mask)
+    return llds_parts(*rows, gate=gate, preserve=preserve).gate
+
+
+def llds_parts(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    gate: Gate,
+    preserve: Preserve,
+    answer_mask: Bool[Tensor, "B T"] | None = None,
+    answer_weight: Number = 1.0,
+) -> LLDSParts:
+    """`llds_penalty`, `llds_gate` and `preserved_mask` at once; raises what they raise."""
+    if answer_mask is None and answer_weight != 1.0:
+        raise ValueError(
+            "answer_weight needs answer_mask: pass the mask of the final answer tokens"
+        )
     preserved = preserved_mask(advantages, action_mask, preserve)
-    fall = likelihood_fall(logp, old_logp, preserved).detach()
+    fall = likelihood_fall(logp, old_logp, preserved)
+    is_open = preserved & (_gated_sum(fall.detach(), action_mask, gate) > 0)
+    penalty = keep(fall.relu(), is_open)
+    if answer_mask is not None:
+        penalty = torch.where(answer_mask, answer_weight * penalty, penalty)
+    return LLDSParts(penalty, is_open, preserved)
+
+
+def _gated_sum(
+    fall: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], gate: Gate
+) -> Float[Tensor, "B #T"]:
+    """The fall summed over what the gate looks at; (B, 1) where that is the row."""
     if gate == "action":
         ids = action_ids(action_mask)
         sums = fall.new_zeros(fall.shape[0], fall.shape[1] + 1).scatter_add(1, ids, fall)
-        fall = sums.gather(1, ids)
-    elif gate == "response":
-        fall = fall.sum(1, keepdim=True)
-    elif gate != "token":
-        raise ValueError(f"unknown LLDS gate {gate!r}: use 'action', 'response' or 'token'")
-    return preserved & (fall > 0)
+        return sums.gather(1, ids)
+    if gate == "response":
+        return fall.sum(1, keepdim=True)
+    if gate == "token":
+        return fall
+    raise ValueError(f"unknown LLDS gate {gate!r}: use 'action', 'response' or 'token'")
 
 
 def preserved_mask(
@@ -102,3 +154,52 @@ def answer_weight_schedule(
     if schedule == "code":
         return min(max(mean_valid_searches - 1.0, 0.0), 1.0)
     raise ValueError(f"unknown answer schedule {schedule!r}: use 'paper' or 'code'")
+
+
+# -- the term ------------------------------------------------------------------------------------
+
+
+def _value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    """Always a token mean, over the tokens that `config.llds_normalizer` names."""
+    weight = 1.0
+    if config.llds_answer != "none":
+        weight = answer_weight_schedule(x.mean_valid_searches, config.llds_answer)
+    parts = llds_parts(
+        x.logp,
+        x.old_logp,
+        x.advantages,
+        x.action_mask,
+        gate=config.llds_gate,
+        preserve=config.llds_preserve,
+        answer_mask=x.answer_mask,
+        answer_weight=weight,
+    )
+    preserved, actions = (None, None) if counts is None else (counts.preserved, counts.actions)
+    if config.llds_normalizer == "preserved":
+        value = aggregate(parts.penalty, parts.preserved, "token-mean", preserved)
+    else:
+        value = aggregate(parts.penalty, x.action_mask, "token-mean", actions)
+    share = token_share(parts.gate, parts.preserved, preserved)
+    return value, {"llds/value": value, "llds/open_gate_share": share}
+
+
+LLDS = Term(
+    "llds",
+    "llds_coef",
+    _value,
+    needs=lambda config: {"mean_valid_searches"} if config.llds_answer != "none" else set(),
+    metrics={
+        "llds/value": Metric(
+            "LLDS", "mean over updates of the LLDS term before its weight", NATS, SMALL
+        ),
+        "llds/open_gate_share": Metric(
+            "LLDS open gates",
+            "tokens behind an open gate / tokens of responses of advantage >= 0, mean over updates",
+            SHARE,
+            "well under 1; near 1 the policy term fights the regularizer all over",
+        ),
+    },
+    symbol="LLDS λ",
+)

@@ -7,14 +7,25 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lldlib.losses.aggregate import (
+from lldlib.config import LossConfig
+from lldlib.losses.term import (
     KL_LIMIT,
+    NATS,
+    SHARE,
+    SMALL,
+    Counts,
+    LossInputs,
+    Metric,
     Number,
     RowOrToken,
+    Stats,
+    Term,
+    action_mean,
     keep,
     log_ratio,
     per_token,
     rounded_up,
+    token_share,
 )
 
 Selection = Literal["paper", "code"]
@@ -94,6 +105,15 @@ def lp_reg_penalty(
     selected = lp_reg_mask(
         logp, proxy_logp, advantages, action_mask, quantile=quantile, selection=selection
     )
+    return _proxy_kl(logp, proxy_logp, selected, beta)
+
+
+def _proxy_kl(
+    logp: Float[Tensor, "B T"],
+    proxy_logp: Float[Tensor, "B T"],
+    selected: Bool[Tensor, "B T"],
+    beta: Number,
+) -> Float[Tensor, "B T"]:
     d = -log_ratio(logp, proxy_logp, selected)
     return keep(beta * (d.exp() - d - 1).clamp(max=KL_LIMIT), selected)
 
@@ -129,3 +149,43 @@ def lp_reg_mask(
     if rank >= len(values):
         return kept  # no token at all, or every token is in the share
     return kept & (logp < values[rank])
+
+
+# -- the term ------------------------------------------------------------------------------------
+
+
+def _value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    """The quantile is taken within what is given: within each micro-batch, if there are several."""
+    selected = lp_reg_mask(
+        x.logp,
+        x.proxy_logp,
+        x.advantages,
+        x.action_mask,
+        quantile=config.lp_reg_quantile,
+        selection=config.lp_reg_selection,
+    )
+    value = action_mean(_proxy_kl(x.logp, x.proxy_logp, selected, 1.0), config, x, counts)
+    share = token_share(selected, x.action_mask, None if counts is None else counts.actions)
+    return value, {"lp_reg/value": value, "lp_reg/protected_share": share}
+
+
+LP_REG = Term(
+    "lp_reg",
+    "lp_reg_coef",
+    _value,
+    needs=lambda config: {"proxy_logp"},
+    metrics={
+        "lp_reg/value": Metric(
+            "Lp-Reg", "mean over updates of the Lp-Reg term before its weight", NATS, SMALL
+        ),
+        "lp_reg/protected_share": Metric(
+            "Lp-Reg protected",
+            "tokens that Lp-Reg regularizes / action tokens, mean over updates",
+            SHARE,
+            "at most the quantile rho",
+        ),
+    },
+    symbol="Lp-Reg β",
+)

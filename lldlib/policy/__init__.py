@@ -1,4 +1,4 @@
 """A policy: a model and its tokenizer, its scores, and the memory it takes.
 
-May import: types, config, losses, world.
+May import: types, config, losses.
 """

@@ -111,6 +111,12 @@ def load_as(name_or_path: str, load: LoadConfig) -> Policy:
     )
 
 
+def save_policy(policy: Policy, path: Path) -> None:
+    """Write weights (safetensors), configuration and tokenizer."""
+    policy.model.save_pretrained(path)
+    policy.tokenizer.save_pretrained(path)
+
+
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Where transformers finds the policy, and what it has to be told about the file."""
     path = name

@@ -5,8 +5,11 @@ tensors without storage, and adding up what would be alive at the same time.
 """
 
 import copy
+import json
 import weakref
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from lldlib.config import Precision
-from lldlib.policy.architectures import configuration
+from lldlib.config import Precision, data_dir
 from lldlib.policy.head import head_scores
 from lldlib.policy.load import LoraSettings, with_adapters
 
@@ -125,6 +127,33 @@ def estimate(
         rollout={"key-value cache": float(_cache_bytes(config, shape) * item)},
         available=gpu_gb * GB,
     )
+
+
+@cache
+def known_models() -> dict[str, dict[str, Any]]:
+    """Parts of the config.json of the models that the project speaks of, by name.
+
+    With `parameters`, as counted on the published weights.
+    """
+    return json.loads((data_dir() / "models.json").read_bytes())
+
+
+def configuration(name_or_path: str) -> PretrainedConfig:
+    """The configuration of a policy; of a known model, or its "-Instruct", without any download.
+
+    Raises ValueError for a name or folder that transformers does not find.
+    """
+    known = known_models().get(name_or_path.removesuffix("-Instruct"))
+    if known is not None:
+        return AutoConfig.for_model(**{k: v for k, v in known.items() if k != "parameters"})
+    path = str(data_dir() / "tiny") if name_or_path == "tiny" else name_or_path
+    try:
+        return AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no configuration of {name_or_path!r}: give a folder, a name on Hugging Face, or one "
+            f"of {', '.join(known_models())}"
+        ) from error
 
 
 def _replace_weights(model: nn.Module) -> None:

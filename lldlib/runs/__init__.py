@@ -1,4 +1,4 @@
-"""The run folder and what is read off it: numbers only.
+"""The run folder and what is read off it: metrics, phases, alarm, post-mortem, summary, glossary.
 
-May import: types, config, losses.
+Numbers only, no drawing. May import: types, config, files, losses.
 """

@@ -14,13 +14,17 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from lldlib.files import write_json, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +50,7 @@ class RunWriter:
         if any((path / name).exists() for name in (CONFIG, *LOGS, CHECKPOINTS)):
             raise FileExistsError(f"{path} already holds a run: use --resume, or another --out")
         path.mkdir(parents=True, exist_ok=True)
-        _replace_file(path / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_json(path / CONFIG, config)
         return cls(path)
 
     @classmethod
@@ -59,7 +63,7 @@ class RunWriter:
         run = Run(path)
         for name in LOGS:
             kept = [line for line, row in _read_lines(run.path / name) if row["step"] < step]
-            _replace_file(run.path / name, "".join(line + "\n" for line in kept))
+            write_whole(run.path / name, "".join(line + "\n" for line in kept))
         for folder in (run.path / CHECKPOINTS).glob("step_*"):
             match = _STEP_FOLDER.fullmatch(folder.name)  # None: a temporary sibling left by a kill
             if match is None or int(match[1]) > step:
@@ -123,9 +127,10 @@ class RunWriter:
 
 
 class Run:
-    """The reading side of a run folder, live or recorded; files are read anew at each access.
+    """The reading side of a run folder, live or recorded.
 
-    With `batches` only the logs of the first so many batches are seen, as if the run ended there.
+    The metrics are read once: make a new Run for every look at a run that is going. With `batches`
+    only the logs of the first so many batches are seen, as if the run ended there.
 
     Raises FileNotFoundError if `path` is missing or holds no run. Reading raises ValueError, naming
     file and line, for a broken line; a half-written last line is ignored.
@@ -149,7 +154,7 @@ class Run:
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG} is not valid JSON: {error}") from None
 
-    @property
+    @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One row per rollout batch."""
         return self._rows(METRICS)
@@ -164,14 +169,24 @@ class Run:
         """The sampled episodes."""
         return self._rows(ROLLOUTS)
 
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The metrics as a table: index "step", a column per key, nan where none was logged."""
+        keys = dict.fromkeys(("step", *(key for row in self.metrics for key in row)))
+        return pd.DataFrame(self.metrics, columns=list(keys)).set_index("step")
+
     def series(self, key: str) -> tuple[list[int], list[float | int]]:
         """The steps that logged `key` and its values there; both empty if none did."""
-        pairs = [(row["step"], row[key]) for row in self.metrics if key in row]
-        return [step for step, _ in pairs], [value for _, value in pairs]
+        if key not in self.frame:
+            return [], []
+        known = self.frame[key].dropna()
+        return known.index.tolist(), known.tolist()
 
     def column(self, key: str) -> list[float | int | None]:
         """One value per batch, None where `key` was not logged: what `phases` reads."""
-        return [row.get(key) for row in self.metrics]
+        if key not in self.frame:
+            return [None] * len(self.frame)
+        return [None if value != value else value for value in self.frame[key].tolist()]
 
     @property
     def checkpoints(self) -> list[tuple[int, Path]]:
@@ -209,36 +224,6 @@ class Run:
         return [row for row in rows if row["step"] < self.batches]
 
 
-def slim(path: Path | str, out: Path | str, max_bytes: int = 1_000_000) -> Path:
-    """Copy a run to `out` without checkpoints, its rollouts thinned evenly to fit in `max_bytes`.
-
-    Raises FileExistsError if `out` holds a run, ValueError if the rest alone is too large.
-    """
-    run, out = Run(path), Path(out)
-    if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: choose another folder for the slim copy")
-    texts = {CONFIG: json.dumps(run.config, indent=2, ensure_ascii=False) + "\n"}
-    lines = {name: [line + "\n" for line, _ in _read_lines(run.path / name)] for name in LOGS}
-    texts |= {name: "".join(lines[name]) for name in (METRICS, EVENTS)}
-    room = max_bytes - sum(len(text.encode()) for text in texts.values())
-    if room < 0:
-        raise ValueError(f"{run.path} is {-room} bytes over {max_bytes=} even without rollouts")
-    texts[ROLLOUTS] = _thin(lines[ROLLOUTS], room)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        _replace_file(out / name, text)
-    return out
-
-
-def _thin(lines: list[str], room: int) -> str:
-    """Every k-th line, for the smallest k that fits in `room` bytes."""
-    sizes = [len(line.encode()) for line in lines]
-    for stride in range(1, len(lines) + 1):
-        if sum(sizes[::stride]) <= room:
-            return "".join(lines[::stride])
-    return ""
-
-
 def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The raw lines and their objects; a last line without a newline counts only if whole."""
     if not path.exists():
@@ -268,12 +253,6 @@ def _is_whole(folder: Path) -> bool:
             return True
     except (OSError, ValueError, SafetensorError):
         return False
-
-
-def _replace_file(path: Path, text: str) -> None:
-    fresh = path.with_name(f"{path.name}.tmp")
-    fresh.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(fresh, path)
 
 
 def _number(value: float | int | Tensor) -> int | float | None:

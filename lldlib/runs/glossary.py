@@ -5,25 +5,12 @@ Signs and masks are those of `lldlib.types` and `lldlib.runs.measures`; "batch" 
 """
 
 import re
-from dataclasses import dataclass
 
+from lldlib.losses import TERMS
+from lldlib.losses.term import NATS, SHARE, Metric
 from lldlib.types import StopReason
 
-
-@dataclass(frozen=True)
-class Metric:
-    """One logged number."""
-
-    name: str  # what a figure's axis says
-    formula: str  # how it is computed
-    unit: str  # of the number
-    healthy: str  # what a run that lives shows
-
-
-NATS = "nats per token"
-SHARE = "share, 0 to 1"
 SECONDS = "seconds"
-SMALL = "small beside the policy loss; 0 if the term is off"
 
 GLOSSARY: dict[str, Metric] = {
     "step": Metric("batch", "rollout batches done before this one", "batches", "counts up by 1"),
@@ -46,18 +33,6 @@ GLOSSARY: dict[str, Metric] = {
         "mean over action tokens of -sum_v p_v log p_v",
         NATS,
         "falls slowly or holds; a sudden rise marks the collapse, near 0 exploration is over",
-    ),
-    "policy/clip_share": Metric(
-        "clipped tokens",
-        "action tokens silenced by the clip / action tokens",
-        SHARE,
-        "a few percent",
-    ),
-    "policy/ratio_max": Metric(
-        "largest ratio",
-        "mean over updates of max over action tokens of exp(logp - old_logp)",
-        "ratio",
-        "1 at a batch's first update, then single digits; it inflates in a spiral",
     ),
     "policy/sampler_gap": Metric(
         "sampler gap",
@@ -190,37 +165,8 @@ GLOSSARY: dict[str, Metric] = {
         SHARE,
         "above 0, falling slowly as fewer rare tokens are worth keeping",
     ),
-    # -- regularizers --------------------------------------------------------------------------
-    "llds/value": Metric(
-        "LLDS", "mean over updates of the LLDS term before its weight", NATS, SMALL
-    ),
-    "llds/open_gate_share": Metric(
-        "LLDS open gates",
-        "tokens behind an open gate / tokens of responses of advantage >= 0, mean over updates",
-        SHARE,
-        "well under 1; near 1 the policy term fights the regularizer all over",
-    ),
-    "lp_reg/value": Metric(
-        "Lp-Reg", "mean over updates of the Lp-Reg term before its weight", NATS, SMALL
-    ),
-    "lp_reg/protected_share": Metric(
-        "Lp-Reg protected",
-        "tokens that Lp-Reg regularizes / action tokens, mean over updates",
-        SHARE,
-        "at most the quantile rho",
-    ),
-    "kl/reference": Metric(
-        "KL to the reference",
-        "mean over updates of the estimated KL(policy || reference)",
-        NATS,
-        "grows slowly; a jump comes with the collapse",
-    ),
-    "kl/old": Metric(
-        "KL to the old policy",
-        "mean over updates of the estimated KL(policy || old policy)",
-        NATS,
-        "well under 0.1",
-    ),
+    # -- terms of the loss: each declares its own ----------------------------------------------
+    **{key: metric for term in TERMS for key, metric in term.metrics.items()},
     # -- updates -------------------------------------------------------------------------------
     "update/skipped": Metric(
         "skipped updates", "updates with a non-finite loss or gradient so far", "updates", "0"

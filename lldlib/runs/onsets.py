@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 from lldlib.runs.phases import Series, trailing_mean
 
 Side = Literal["above", "below"]
@@ -47,15 +49,10 @@ def band_of(runs: Sequence[Series], rule: BandRule) -> Band:
     """
     if len(runs) < 2:
         raise ValueError(f"a band of {len(runs)} runs has no width: give at least 2")
-    means = [trailing_mean(run, rule.window) for run in runs]
-    columns = [
-        [m[t] for m in means if t < len(m) and m[t] == m[t]] for t in range(max(map(len, means)))
-    ]
-    nothing = [float("nan")]
-    return Band(
-        tuple(min(column or nothing) for column in columns),
-        tuple(max(column or nothing) for column in columns),
+    means = pd.concat(
+        [pd.Series(trailing_mean(run, rule.window), dtype=float) for run in runs], axis=1
     )
+    return Band(tuple(means.min(axis=1).tolist()), tuple(means.max(axis=1).tolist()))
 
 
 def leaves(series: Series, band: Band, side: Side, rule: BandRule) -> int | None:
@@ -63,15 +60,11 @@ def leaves(series: Series, band: Band, side: Side, rule: BandRule) -> int | None
 
     None if it never stays out so long from batch `start` on. Where either is unknown it is inside.
     """
-    means = trailing_mean(series, rule.window)
-    edges = band.low if side == "below" else band.high
-    outside = 0
-    for t, (mean, edge) in enumerate(zip(means, edges, strict=False)):
-        out = mean < edge if side == "below" else mean > edge
-        outside = outside + 1 if out and t >= rule.start else 0
-        if outside == rule.hold:
-            return t - rule.hold + 1
-    return None
+    means = pd.Series(trailing_mean(series, rule.window), dtype=float)
+    edges = pd.Series(band.low if side == "below" else band.high, dtype=float).reindex(means.index)
+    out = (means < edges if side == "below" else means > edges) & (means.index >= rule.start)
+    stayed = out.astype(float).rolling(rule.hold).min() == 1
+    return int(stayed.idxmax()) - rule.hold + 1 if stayed.any() else None
 
 
 def order_of(onsets: Mapping[str, int | None]) -> tuple[str, ...]:

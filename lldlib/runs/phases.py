@@ -6,14 +6,19 @@ live view may show it; only `Collapse.for_good` looks at how the run ends.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from statistics import median
-from typing import Literal
+from statistics import fmean, median
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from lldlib.runs.folder import Run
 
 Series = Sequence[float | None]
 Phase = Literal["stagnation", "decay", "collapse"]
+PHASE_KEYS = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")  # of `phase_labels`
 ALARM_KEYS = ("displacement/correct_token", "probe/content")  # what the default alarm watches
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
 NAN = float("nan")
@@ -77,6 +82,37 @@ class AlarmReport:
         return float(self.leads[0]) if self.leads else NAN
 
 
+class Monitor:
+    """The phase and the alarm, by the default rules, of a run that grows batch by batch."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
+        self.columns: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
+        self.phase: Phase = "stagnation"  # of the last batch that was added
+        self.rung: int | None = None  # the batch at which the alarm rang
+        for row in rows:
+            self._append(row)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take in the logged metrics of the next batch; sets `phase` and `rung`."""
+        self._append(row)
+        self.phase = phase_labels(*(self.columns[key] for key in PHASE_KEYS), PhaseRule())[-1]
+        self.rung = alarm({key: self.columns[key] for key in ALARM_KEYS}, AlarmRule())
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        for key, values in self.columns.items():
+            values.append(row.get(key))
+
+
+def phases_of(run: Run) -> list[Phase]:
+    """The phase of each batch of a run, by the default rule."""
+    return phase_labels(*(run.column(key) for key in PHASE_KEYS), PhaseRule())
+
+
+def alarm_of(run: Run) -> int | None:
+    """The batch at which the default alarm rang; None if it did not, or had nothing to watch."""
+    return alarm({key: run.column(key) for key in ALARM_KEYS}, AlarmRule())
+
+
 def trailing_mean(series: Series, window: int = 10) -> list[float]:
     """Mean over each batch and the `window` - 1 before it, of what was measured there.
 
@@ -85,10 +121,7 @@ def trailing_mean(series: Series, window: int = 10) -> list[float]:
     """
     if window < 1:
         raise ValueError(f"window is {window}: give at least 1 batch")
-    return [
-        _mean(series[t - window + 1 : t + 1]) if t >= window - 1 else NAN
-        for t in range(len(series))
-    ]
+    return _trailing(_known(series), window).tolist()
 
 
 def collapse_batch(rewards: Series, window: int = 10, ratio: float = 0.3) -> int | None:
@@ -96,9 +129,7 @@ def collapse_batch(rewards: Series, window: int = 10, ratio: float = 0.3) -> int
 
     None if there is none; a run whose reward was never above 0 had nothing to lose and gives None.
     """
-    return next(
-        (t for t, share in enumerate(_share_of_best(rewards, window)) if share < ratio), None
-    )
+    return _first(_share_of_best(_known(rewards), window) < ratio)
 
 
 def collapsed_for_good(rewards: Series, window: int = 10, ratio: float = 0.3) -> bool:
@@ -111,9 +142,9 @@ def collapsed_for_good(rewards: Series, window: int = 10, ratio: float = 0.3) ->
     batch = collapse_batch(rewards, window, ratio)
     if batch is None:
         return False
-    means = trailing_mean(rewards, window)
-    line = ratio * max(m for m in means[:batch] if not math.isnan(m))
-    return len(rewards) - batch >= LAST and all(m < line for m in means[-LAST:])
+    means = _trailing(_known(rewards), window)
+    line = ratio * means[:batch].max()
+    return len(means) - batch >= LAST and bool((means[-LAST:] < line).all())
 
 
 def find_collapse(rewards: Series, window: int = 10, ratio: float = 0.3) -> Collapse:
@@ -141,26 +172,19 @@ def phase_labels(
     lengths = {len(s) for s in (rewards, probe, grad_norm, entropy)}
     if len(lengths) > 1:
         raise ValueError(f"series of lengths {sorted(lengths)}: give one value per batch in each")
-    share = _share_of_best(rewards, rule.window)
-    fall = _fall(probe, rule.span)
-    spiral = [
-        any(signs)
-        for signs in zip(
-            _steeper(fall, rule.steeper),
-            _surged(grad_norm, rule.window, rule.surge),
-            _risen(entropy, rule.window, rule.entropy_rise),
-            strict=True,
-        )
-    ]
-    labels: list[Phase] = []
-    collapsed, decaying, calm = False, False, 0
-    for kept, lost, spins in zip(share, fall, spiral, strict=True):
-        begins = kept < rule.dead or (kept < rule.fallen and spins)
-        collapsed = begins or (collapsed and not kept > rule.recovered)
-        calm = 0 if lost > rule.decay_drop / 2 else calm + 1  # nan, not measured, is calm
-        decaying = lost > rule.decay_drop or (decaying and calm < rule.hold)
-        labels.append("collapse" if collapsed else "decay" if decaying else "stagnation")
-    return labels
+    share, fall = _share_of_best(_known(rewards), rule.window), _fall(_known(probe), rule.span)
+    spiral = (
+        _steeper(fall, rule.steeper)
+        | _surged(_known(grad_norm), rule.window, rule.surge)
+        | _risen(_trailing(_known(entropy), rule.window), rule.entropy_rise)
+    )
+    begins = (share < rule.dead) | ((share < rule.fallen) & spiral)
+    collapsed = _latched(begins, share > rule.recovered)
+    calm = ~(fall > rule.decay_drop / 2)  # so is what was not measured
+    rested = calm.astype(float).rolling(rule.hold).min() == 1
+    decaying = _latched(fall > rule.decay_drop, rested)
+    labels = pd.Series("stagnation", index=share.index, dtype=object)
+    return labels.mask(decaying, "decay").mask(collapsed, "collapse").tolist()
 
 
 def alarm(series: Mapping[str, Series], rule: AlarmRule) -> int | None:
@@ -181,11 +205,11 @@ def alarm(series: Mapping[str, Series], rule: AlarmRule) -> int | None:
         raise ValueError(f"no series to watch: give displacement/correct_token or {rule.probe}")
     rings = []
     if lost is not None:
-        rings += [t for t, s in enumerate(_cusum(lost, rule)) if s > rule.height][:1]
+        rings.append(_first(_cusum(_from(_known(lost), rule.start), rule.slack) > rule.height))
     if probe is not None:
-        fall = _fall(_from(probe, rule.start), rule.probe_span)
-        rings += [t for t, f in enumerate(fall) if f > rule.probe_drop][:1]
-    return min(rings, default=None)
+        fall = _fall(_from(_known(probe), rule.start), rule.probe_span)
+        rings.append(_first(fall > rule.probe_drop))
+    return min((batch for batch in rings if batch is not None), default=None)
 
 
 def alarm_report(
@@ -210,76 +234,78 @@ def alarm_report(
     )
 
 
-def _measured(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _known(series: Series) -> pd.Series:
+    """The series as numbers; nan where nothing finite was measured."""
+    values = pd.Series(series, dtype=float)
+    return values.where(values.abs() < math.inf)
 
 
-def _mean(values: Series) -> float:
-    known = [v for v in values if _measured(v)]
-    return sum(known) / len(known) if known else NAN
-
-
-def _last_known(series: Series) -> list[float]:
-    """Each value, or the last one measured before it; nan before the first."""
-    return list(accumulate(series, lambda old, v: v if _measured(v) else old, initial=NAN))[1:]
-
-
-def _from(series: Series, start: int) -> list[float | None]:
+def _from(known: pd.Series, start: int) -> pd.Series:
     """The series with its first `start` values taken out."""
-    return [v if t >= start else None for t, v in enumerate(series)]
+    return known.where(known.index >= start)
 
 
-def _share_of_best(rewards: Series, window: int) -> list[float]:
+def _trailing(known: pd.Series, window: int) -> pd.Series:
+    """`trailing_mean`; pandas' own rolling mean carries rounding from one window to the next."""
+    means = known.rolling(window, min_periods=1).apply(_mean_of_known, raw=True)
+    return means.where(means.index >= window - 1)
+
+
+def _mean_of_known(values: np.ndarray) -> float:
+    return fmean(values[~np.isnan(values)])
+
+
+def _share_of_best(rewards: pd.Series, window: int) -> pd.Series:
     """Trailing mean over the best trailing mean before it; nan while no best is above 0."""
-    shares, best = [], 0.0
-    for mean in trailing_mean(rewards, window):
-        shares.append(mean / best if best > 0 else NAN)
-        best = max(best, mean) if mean == mean else best
-    return shares
+    means = _trailing(rewards, window)
+    best = means.cummax().ffill().shift()
+    return means / best.where(best > 0)
 
 
-def _fall(series: Series, span: int) -> list[float]:
+def _fall(known: pd.Series, span: int) -> pd.Series:
     """What each batch's last known value lost against `span` batches before; nan where unknown."""
-    known = _last_known(series)
-    return [known[t - span] - v if t >= span else NAN for t, v in enumerate(known)]
+    last = known.ffill()
+    return last.shift(span) - last
 
 
-def _steeper(fall: Sequence[float], factor: float) -> list[bool]:
+def _steeper(fall: pd.Series, factor: float) -> pd.Series:
     """Where the fall is `factor` times its mean so far, that mean being a fall."""
-    out, total, count = [], 0.0, 0
-    for value in fall:
-        out.append(count > 0 and total > 0 and value > factor * total / count)
-        if value == value:
-            total, count = total + value, count + 1
-    return out
+    total, count = _sums_so_far(fall)
+    total, count = total.shift(), count.shift()
+    return (total > 0) & (fall > factor * total / count)
 
 
-def _surged(series: Series, window: int, factor: float) -> list[bool]:
+def _surged(known: pd.Series, window: int, factor: float) -> pd.Series:
     """Where the peak of the last `window` is `factor` times the mean of all before them."""
-    known = [v if _measured(v) else None for v in series]
-    out, total, count = [], 0.0, 0
-    for t in range(len(known)):
-        left = known[t - window] if t >= window else None
-        if left is not None:
-            total, count = total + left, count + 1
-        peak = max((v for v in known[max(0, t - window + 1) : t + 1] if v is not None), default=NAN)
-        out.append(count > 0 and peak > factor * total / count)
-    return out
+    total, count = _sums_so_far(known.shift(window))
+    return known.rolling(window, min_periods=1).max() > factor * total / count
 
 
-def _risen(series: Series, window: int, factor: float) -> list[bool]:
-    """Where the trailing mean is `factor` times its lowest so far."""
-    lowest, out = math.inf, []
-    for mean in trailing_mean(series, window):
-        out.append(mean > factor * lowest)
-        lowest = min(lowest, mean) if mean == mean else lowest
-    return out
+def _sums_so_far(known: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Sum and number of what was measured up to each batch; the sum is nan before the first."""
+    return known.cumsum().ffill(), known.notna().cumsum()
 
 
-def _cusum(change: Series, rule: AlarmRule) -> list[float]:
-    """S_t = max(0, S_{t-1} - change_t - slack) from `rule.start` on; a missing value keeps S."""
-    out, total = [], 0.0
-    for value in _from(change, rule.start):
-        total = max(0.0, total - value - rule.slack) if _measured(value) else total
-        out.append(total)
-    return out
+def _risen(means: pd.Series, factor: float) -> pd.Series:
+    """Where the mean is `factor` times its lowest so far."""
+    return means > factor * means.cummin().ffill().shift()
+
+
+def _cusum(change: pd.Series, slack: float) -> pd.Series:
+    """S_t = max(0, S_{t-1} - change_t - slack); a missing value keeps S."""
+    total, sums = 0.0, []
+    for value in change:
+        total = total if math.isnan(value) else max(0.0, total - value - slack)
+        sums.append(total)
+    return pd.Series(sums, dtype=float)
+
+
+def _latched(on: pd.Series, off: pd.Series) -> pd.Series:
+    """True from a batch that is `on` to before the next that is `off` and not `on`."""
+    state = pd.Series(math.nan, index=on.index).mask(off, 0.0).mask(on, 1.0)
+    return state.ffill() == 1
+
+
+def _first(true: pd.Series) -> int | None:
+    """The first batch where it holds."""
+    return int(true.idxmax()) if true.any() else None

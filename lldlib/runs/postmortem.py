@@ -1,28 +1,15 @@
 """The post-mortem of a run folder: when each phase began, what went first, who started it."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+import pandas as pd
 
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import Phase, collapse_batch, trailing_mean
-from lldlib.show.curves import (
-    BATCH,
-    COLOURS,
-    TEXT,
-    WIDTH,
-    alarm_of,
-    label_ends,
-    mark_phases,
-    phases_of,
-    style,
-)
+from lldlib.runs.phases import Phase, alarm_of, collapse_batch, phases_of, trailing_mean
 
 DROP = 0.1  # nats a token: a part of the probe, or a word, that lost more has fallen
 WINDOW = 20  # batches at the start, and before the end of the story, that are compared
@@ -98,35 +85,6 @@ def mean_logp(record: Mapping[str, Any]) -> float:
     return fmean(_logps(record))
 
 
-def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
-    """The reward with its phases; under it the parts of the probe, marked where each fell."""
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    reward, probe = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    reward.plot(*run.series("reward/mean"), color="black", linewidth=1)
-    fell = dict(found.fallen)
-    for (key, name), colour in zip(PARTS.items(), COLOURS, strict=False):
-        steps, values = run.series(key)
-        if not steps:
-            continue
-        probe.plot(steps, values, color=colour, linewidth=1.6, label=name)
-        if name in fell:
-            at = min(range(len(steps)), key=lambda i: abs(steps[i] - fell[name]))
-            probe.plot(steps[at], values[at], "v", color=colour, markersize=9, mec="black")
-    style(reward, "", "mean reward")
-    style(
-        probe,
-        f"{BATCH}   (triangle: the part has lost {DROP} nats)",
-        "probe log-prob\n(nats/token)",
-    )
-    probe.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for ax in (reward, probe):
-        ax.margins(x=0.01)
-        mark_phases(ax, phases_of(run), found.alarm, names=ax is reward)
-    label_ends(probe)
-    probe.xaxis.label.set_fontsize(TEXT)
-    return figure
-
-
 def _logps(record: Mapping[str, Any]) -> list[float]:
     return [value for turn in record["turns"] for value in turn["logp"]]
 
@@ -139,12 +97,10 @@ def _entered(phases: Sequence[Phase], batch: int) -> int:
 def _fallen(run: Run) -> list[tuple[str, int]]:
     found = []
     for key, name in PARTS.items():
-        best = -math.inf
-        for batch, mean in enumerate(trailing_mean(run.column(key), 5)):
-            if mean < best - DROP:
-                found.append((name, batch))
-                break
-            best = max(best, mean) if mean == mean else best
+        means = pd.Series(trailing_mean(run.column(key), 5), dtype=float)
+        fell = means < means.cummax().ffill().shift() - DROP
+        if fell.any():
+            found.append((name, int(fell.idxmax())))
     return sorted(found, key=lambda pair: pair[1])
 
 

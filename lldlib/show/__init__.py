@@ -1,4 +1,4 @@
-"""Figures and widgets. They read run folders and plain data, train nothing and compute no metric.
+"""Figures and widgets of run folders and of plain data; a run to be steered is handed in.
 
-May import: types, config, files, losses, runs, evaluate.
+They train nothing and compute no metric. May import: types, config, files, recipes, losses, runs.
 """

@@ -1,24 +1,40 @@
-"""Explorers over data that is there: gates, the proxy, a phase diagram, a post-mortem."""
+"""Explorers: LLDS's gates, Lp-Reg's proxy, the map of a sweep, the post-mortem of a run.
+
+Of each first the numbers, then the figure, then the widget: a widget does no maths, it shows what
+these functions return.
+"""
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import ipywidgets
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from lldlib.config import Gate
+from lldlib.losses import (
+    aggregate,
+    forward_kl,
+    llds_gate,
+    llds_penalty,
+    preserved_mask,
+    proxy_logits,
+)
 from lldlib.runs.folder import Run
-from lldlib.runs.postmortem import PostMortem, mean_logp, post_mortem, post_mortem_figure
-from lldlib.runs.report import summarise
+from lldlib.runs.postmortem import PostMortem, mean_logp, post_mortem
+from lldlib.runs.summary import summarise, value_text
+from lldlib.show.compare import sweep_heatmap
 from lldlib.show.controls import choice, control, labelled, picture, png, row
-from lldlib.show.curves import BATCH, TEXT, metric_panel, sweep_heatmap, tick
-from lldlib.show.explorer_figures import gate_figure, proxy_figure
-from lldlib.show.token_view import TokenView
-from lldlib.show.values import GateCase, gate_values, proxy_values, record_tokens
+from lldlib.show.curves import metric_panel, post_mortem_figure
+from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, style
+from lldlib.show.tokens import YES, TokenView, record_tokens
 
+TOP = 12  # tokens of a distribution that are drawn
 VALUES = {
     "end reward (mean of the last 10 batches)": "end_reward",
     "peak reward (best mean of 10 batches)": "peak_reward",
@@ -26,11 +42,83 @@ VALUES = {
 }
 
 
+# -- gates ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GateCase:
+    """A handful of tokens: log-probs before and after an update, in nats, and who wrote them."""
+
+    words: tuple[tuple[str, ...], ...]  # (B, T)
+    old_logp: Float[Tensor, "B T"]
+    new_logp: Float[Tensor, "B T"]
+    advantages: Float[Tensor, " B"]
+    action_mask: Bool[Tensor, "B T"]
+    answer_mask: Bool[Tensor, "B T"]
+
+
+@dataclass(frozen=True)
+class GateValues:
+    """What LLDS makes of a GateCase."""
+
+    preserved: Bool[Tensor, "B T"]  # action tokens of rows with A >= 0
+    gate_open: Bool[Tensor, "B T"]
+    penalty: Float[Tensor, "B T"]  # nats, before the weight lambda
+    gradient: Float[Tensor, "B T"]  # of the loss in new_logp; negative: descent lifts the token
+    loss: float  # lambda times the mean penalty of a preserved token, nats
+
+
+def gate_values(
+    case: GateCase, *, gate: Gate, answer_weight: float | int, coef: float | int
+) -> GateValues:
+    """LLDS on a small case: open gates, penalties, loss and gradient (2512.04220v2 Eq. 4, 5)."""
+    logp = case.new_logp.detach().clone().requires_grad_()
+    rows = (case.old_logp, case.advantages, case.action_mask)
+    term = llds_penalty(
+        logp, *rows, gate=gate, answer_mask=case.answer_mask, answer_weight=answer_weight
+    )
+    preserved = preserved_mask(case.advantages, case.action_mask)
+    loss = coef * aggregate(term, preserved, "token-mean")
+    (gradient,) = torch.autograd.grad(loss, logp)
+    return GateValues(
+        preserved=preserved,
+        gate_open=llds_gate(logp.detach(), *rows, gate),
+        penalty=term.detach(),
+        gradient=gradient,
+        loss=float(loss.detach()),
+    )
+
+
+def gate_figure(case: GateCase, values: GateValues) -> Figure:
+    """Per token: the change of its log-prob (open gates shaded), the penalty, and the gradient."""
+    rows = len(case.words)
+    figure = Figure(figsize=(WIDTH, 0.9 + 2.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, 3, sharex="row", sharey="col", squeeze=False)
+    titles = ("change new - old (nats)", "penalty (nats)", "gradient of λ·LLDS")
+    change = case.new_logp - case.old_logp
+    for b, line in enumerate(panels):
+        places = range(len(case.words[b]))
+        shown = (change[b], values.penalty[b], values.gradient[b])
+        for ax, series, title, colour in zip(line, shown, titles, COLOURS[1:], strict=False):
+            for t in values.gate_open[b].nonzero()[:, 0].tolist():
+                ax.axvspan(t - 0.5, t + 0.5, color=YES, alpha=0.35, linewidth=0)
+            ax.bar(places, (series * case.action_mask[b]).tolist(), color=colour, width=0.7)
+            ax.axhline(0, color="black", linewidth=0.8)
+            style(ax, "", "")
+            ax.set_xticks(places, case.words[b], rotation=90)
+            if b == 0:
+                ax.set_title(title, fontsize=TEXT)
+        line[0].set_ylabel(f"row {b + 1}, A = {case.advantages[b]:+.1f}", fontsize=TEXT)
+    shaded = f"shaded: the token's gate is open      loss λ·LLDS = {values.loss:.4f} nats"
+    figure.supxlabel(shaded, fontsize=TEXT)
+    return figure
+
+
 class GateExplorer(ipywidgets.VBox):
     """Move tokens up and down: which of LLDS's gates open, what loss and gradient follow.
 
     A slider per action token of the first row of `case` sets its change in nats; the other rows
-    stay. `values` is what `explore.gate_values` gives for the sliders as they stand.
+    stay. `values` is what `gate_values` gives for the sliders as they stand.
     """
 
     def __init__(self, case: GateCase):
@@ -77,6 +165,80 @@ class GateExplorer(ipywidgets.VBox):
         self.picture.value = png(gate_figure(moved, self.values))
 
 
+# -- the proxy ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProxyValues:
+    """One next-token distribution and Lp-Reg's proxy of it."""
+
+    probs: Float[Tensor, " V"]
+    kept: Bool[Tensor, " V"]
+    proxy: Float[Tensor, " V"]  # renormalised over the kept tokens
+    gradient: Float[Tensor, " V"]  # of the KL in the logits: probs - proxy
+    kl: float  # KL(proxy || policy), nats
+    entropy: float  # of the policy, nats
+
+
+def proxy_values(
+    logits: Float[Tensor, " V"], *, filtering: Literal["min-p", "fixed"], threshold: float | int
+) -> ProxyValues:
+    """Lp-Reg's proxy of one distribution, its KL and the KL's gradient (2510.03222v2 Eq. 5, 6)."""
+    given = {"kappa" if filtering == "min-p" else "tau": threshold}
+    leaf = logits.detach().float().view(1, 1, -1).requires_grad_()
+    filtered = proxy_logits(leaf, **given)
+    kl = forward_kl(leaf, filtered)
+    (gradient,) = torch.autograd.grad(kl.sum(), leaf)
+    logp = leaf.detach().log_softmax(-1)[0, 0]
+    kept = filtered[0, 0] > -torch.inf
+    proxy = torch.where(kept, filtered[0, 0].softmax(-1), 0.0)  # 0 where all were dropped
+    return ProxyValues(
+        probs=logp.exp(),
+        kept=kept,
+        proxy=proxy,
+        gradient=gradient[0, 0],
+        kl=float(kl.detach()),
+        entropy=float(-(logp.exp() * logp).sum()),
+    )
+
+
+def proxy_figure(words: Sequence[str], values: ProxyValues) -> Figure:
+    """The likeliest tokens and the rest: policy and proxy (log axis), and the gradient of the KL.
+
+    `words` names the whole vocabulary. Dropped tokens are hatched and have no proxy.
+    """
+    order = values.probs.argsort(descending=True)
+    top, rest = order[:TOP].tolist(), order[TOP:]
+    names = [words[v] for v in top] + [f"{len(rest)} others, {int(values.kept[rest].sum())} kept"]
+    columns = [
+        [*series[top].tolist(), float(series[rest].sum())]
+        for series in (values.probs, values.proxy, values.gradient)
+    ]
+    kept = [*values.kept[top].tolist(), bool(values.kept[rest].any())]
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    places = range(len(names))
+    bars = left.barh([p - 0.2 for p in places], columns[0], 0.38, color=COLOURS[4], label="policy")
+    for bar, is_kept in zip(bars, kept, strict=True):
+        bar.set_hatch("" if is_kept else "////")
+        bar.set_edgecolor("black" if not is_kept else COLOURS[4])
+    left.barh([p + 0.2 for p in places], columns[1], 0.38, color=COLOURS[1], label="proxy")
+    left.set_xscale("log")
+    left.set_xlim(left=1e-5)
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 2}
+    left.legend(fontsize=SMALL, frameon=False, **above)
+    right.barh(places, columns[2], 0.6, color=COLOURS[2])
+    right.axvline(0, color="black", linewidth=0.8)
+    style(left, "probability (hatched: dropped)", "").set_yticks(places, names)
+    style(right, "gradient of the KL in the logit", "")
+    left.invert_yaxis()
+    for ax in (left, right):
+        ax.grid(visible=False)
+    title = f"KL(proxy || policy) = {values.kl:.4f} nats      kept {int(values.kept.sum())} of "
+    figure.suptitle(f"{title}{len(words)} tokens      entropy {values.entropy:.2f}", fontsize=TEXT)
+    return figure
+
+
 class ProxyExplorer(ipywidgets.VBox):
     """Lp-Reg's threshold over real next-token distributions: filter, proxy, KL, gradient.
 
@@ -95,7 +257,7 @@ class ProxyExplorer(ipywidgets.VBox):
             "threshold (κ of the largest, or τ)",
             "tokens at or under it are dropped",
             520,
-            options=[(tick(v), v) for v in options],
+            options=[(value_text(v), v) for v in options],
             value=0.02,
         )
         self.picture = picture(470)
@@ -109,6 +271,9 @@ class ProxyExplorer(ipywidgets.VBox):
         given = {"filtering": self.filtering.value, "threshold": self.threshold.value}
         self.values = proxy_values(self.cases[self.case.value], **given)
         self.picture.value = png(proxy_figure(self.words, self.values))
+
+
+# -- recorded runs --------------------------------------------------------------------------------
 
 
 class PhaseDiagram(ipywidgets.VBox):
@@ -144,7 +309,7 @@ class PhaseDiagram(ipywidgets.VBox):
         """The cells of the chosen method."""
         mine = [found for found in self.rows if found["method"] == self.method.value]
         for part, key in ((self.lr, "lr"), (self.updates, "updates_per_batch")):
-            part.options = [(tick(v), v) for v in sorted({found[key] for found in mine})]
+            part.options = [(value_text(v), v) for v in sorted({found[key] for found in mine})]
             part.index = 0  # a list that was empty has nothing chosen
         self._show()
 

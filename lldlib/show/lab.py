@@ -8,24 +8,48 @@ through that one thread too, so it always falls between two batches.
 import asyncio
 import html
 import logging
+import math
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import ipywidgets
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from lldlib.config import TrainConfig
 from lldlib.runs.folder import Run
-from lldlib.show.controls import control, labelled, picture, png, row
-from lldlib.show.knobs import Knobs
-from lldlib.show.lab_figure import lab_figure
+from lldlib.runs.phases import alarm_of, phases_of
+from lldlib.runs.summary import flat, value_text
+from lldlib.show.controls import Knobs, control, labelled, picture, png, row
+from lldlib.show.curves import metric_panel
+from lldlib.show.style import BATCH, SHADES, SMALL, TEXT, WIDTH, colours, label_ends
 
 HEIGHT = 560  # pixels of the curves
 NOW = "now"
+PANELS = {  # logged key: axis label
+    "reward/mean": "mean\nreward",
+    "probe/content": "probe\n(nats/token)",
+    "policy/entropy": "entropy\n(nats/token)",
+    "grad/norm": "gradient\nnorm",
+}
+KNOBS = {  # what the lab's knobs are called on paper
+    "method": "",
+    "lr": "lr ",
+    "updates_per_batch": "updates ",
+    "llds_coef": "λ ",
+    "llds_gate": "gate ",
+    "llds_answer": "MA ",
+    "lp_reg_coef": "β ",
+}
+DOTTED, DASHED = (0, (1, 1)), (0, (4, 2))
+HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +97,7 @@ class LiveLab(ipywidgets.VBox):
         self._build()
         super().__init__([self.bar, self.knobs, self.status, self.curves])
         self._show(self._worker.submit(self._draw).result())
-        self._aim()
+        self._show_chosen()
 
     # -- what a reader or a cell may ask for -------------------------------------------------------
 
@@ -144,7 +168,7 @@ class LiveLab(ipywidgets.VBox):
     async def _play(self) -> None:
         """Batch after batch until paused, at the end of every run, or interrupted."""
         loop, finished, problem = asyncio.get_running_loop(), False, None
-        self._dress()
+        self._show_state()
         try:
             while self.playing and not finished:
                 self._catch_interrupts()
@@ -154,9 +178,9 @@ class LiveLab(ipywidgets.VBox):
             logger.exception("the run stopped")
             problem = f"Stopped: {type(error).__name__}: {error}"
         self.playing = False
-        self._dress()
+        self._show_state()
         if problem:
-            self._say(html.escape(problem))
+            self._set_status(html.escape(problem))
 
     def _catch_interrupts(self) -> None:
         """Make the kernel's Interrupt pause the lab while no cell runs.
@@ -170,22 +194,22 @@ class LiveLab(ipywidgets.VBox):
 
     def _wait(self, work: Callable[..., bytes], *args: Any) -> None:
         self._show(self._worker.submit(work, *args).result())
-        self._aim()
+        self._show_chosen()
 
-    def _ask(self, work: Callable[..., bytes], *args: Any, after: str | None = None) -> None:
+    def _submit(self, work: Callable[..., bytes], *args: Any, after: str | None = None) -> None:
         """Let the worker do something between two batches, without waiting for it."""
-        asyncio.get_running_loop().create_task(self._answer(work, args, after))
+        asyncio.get_running_loop().create_task(self._finish(work, args, after))
 
-    async def _answer(self, work: Callable[..., bytes], args: tuple, after: str | None) -> None:
-        self._say("after the batch that is going ..." if self.playing else "working ...")
+    async def _finish(self, work: Callable[..., bytes], args: tuple, after: str | None) -> None:
+        self._set_status("after the batch that is going ..." if self.playing else "working ...")
         loop = asyncio.get_running_loop()
         try:
             self._show(await loop.run_in_executor(self._worker, work, *args))
         except (ValueError, OSError) as error:
-            self._aim()
-            self._say(html.escape(str(error)))
+            self._show_chosen()
+            self._set_status(html.escape(str(error)))
             return
-        self._aim()
+        self._show_chosen()
         if after is not None:
             self.chosen.value = after
 
@@ -198,21 +222,24 @@ class LiveLab(ipywidgets.VBox):
             made.on_click(lambda _: act())
             return made
 
-        self.play_button = button("Play", "go on, or pause", "play", self._toggle)
+        self.play_button = button("Play", "go on, or pause", "play", self._on_play)
         self.step_button = button(
-            "Step", "one batch", "step-forward", lambda: self._ask(self._tick)
+            "Step", "one batch", "step-forward", lambda: self._submit(self._tick)
         )
         self.chosen = ipywidgets.ToggleButtons(options=["A"], tooltips=["the run that is steered"])
         self.chosen.style.button_width = "36px"
-        self.chosen.observe(lambda _: self._aim(), "value")
+        self.chosen.observe(lambda _: self._show_chosen(), "value")
         self.checkpoints = control(
             ipywidgets.Dropdown, "checkpoint at batch", "where to rewind or branch", 230
         )
         self.rewind_button = button(
-            "Rewind", "back to that checkpoint; what came after it is dropped", "undo", self._back
+            "Rewind",
+            "back to that checkpoint; what came after it is dropped",
+            "undo",
+            self._on_rewind,
         )
         self.branch_button = button(
-            "Branch", "a second run, B, from that checkpoint", "code-fork", self._fork
+            "Branch", "a second run, B, from that checkpoint", "code-fork", self._on_branch
         )
         self.bar = row(
             [
@@ -224,32 +251,32 @@ class LiveLab(ipywidgets.VBox):
                 self.branch_button,
             ]
         )
-        self.knobs = Knobs(lambda knobs: self._ask(self._turn, self.chosen.value, knobs))
+        self.knobs = Knobs(lambda knobs: self._submit(self._turn, self.chosen.value, knobs))
         self.status = ipywidgets.HTML(layout=ipywidgets.Layout(height="28px"))
         self.curves = picture(HEIGHT)
 
-    def _toggle(self) -> None:
+    def _on_play(self) -> None:
         if self.playing:
             self.pause()
         else:
             self.play()
 
-    def _back(self) -> None:
+    def _on_rewind(self) -> None:
         if self.checkpoints.value == NOW:
-            self._say("Choose an earlier checkpoint to rewind to.")
+            self._set_status("Choose an earlier checkpoint to rewind to.")
         else:
-            self._ask(self._rewind, self.chosen.value, self.checkpoints.value)
+            self._submit(self._rewind, self.chosen.value, self.checkpoints.value)
 
-    def _fork(self) -> None:
+    def _on_branch(self) -> None:
         step = None if self.checkpoints.value == NOW else self.checkpoints.value
-        self._ask(self._branch, self.chosen.value, step, after="B")
+        self._submit(self._branch, self.chosen.value, step, after="B")
 
-    def _dress(self) -> None:
+    def _show_state(self) -> None:
         self.play_button.description = "Pause" if self.playing else "Play"
         self.play_button.icon = "pause" if self.playing else "play"
         self._report()
 
-    def _aim(self) -> None:
+    def _show_chosen(self) -> None:
         """Let the controls show the chosen run, which a branch may have added."""
         if list(self.chosen.options) != list(self.runs):
             kept = self.chosen.value
@@ -280,7 +307,106 @@ class LiveLab(ipywidgets.VBox):
             reward = f", reward {rewards[-1]:.2f}" if rewards else ""
             parts.append(f"{name}: {run.next_batch} of {run.config.steps} batches{reward}")
         state = "playing" if self.playing else "paused"
-        self._say(f"{state} | {' | '.join(parts)}")
+        self._set_status(f"{state} | {' | '.join(parts)}")
 
-    def _say(self, text: str) -> None:
+    def _set_status(self, text: str) -> None:
         self.status.value = f'<span class="lab-status" role="status">{text}</span>'
+
+
+# -- its curves -----------------------------------------------------------------------------------
+
+
+def knob_changes(run: Run) -> list[tuple[int, str]]:
+    """(batch, what was turned) of each knob event, as short text such as "λ 0.5, lr 1e-4"."""
+    settings, changes = flat(run.config), []
+    for event in run.events:
+        if event["kind"] == "knob":
+            new = settings | flat({k: v for k, v in event.items() if k not in ("step", "kind")})
+            turned = [name for name in KNOBS if new[name] != settings[name]]
+            others = sum(v != settings[k] for k, v in new.items() if k not in KNOBS)
+            # the preset's name stands for its other settings
+            rest = [f"{others} more"] if others and "method" not in turned else []
+            text = ", ".join([KNOBS[name] + value_text(new[name]) for name in turned] + rest)
+            changes.append((event["step"], text))
+            settings = new
+    return changes
+
+
+def lab_figure(runs: Mapping[str, Run]) -> Figure:
+    """Runs side by side: a strip of phases, knobs and the alarm each; then four shared curves."""
+    height = 4.4 + 0.45 * len(runs)  # inches
+    figure = Figure(figsize=(WIDTH, height))
+    # fixed margins: a solved layout would take as long as the drawing, and this one is drawn live
+    room = {"left": 0.13, "right": 0.9, "top": 1 - 0.15 / height, "bottom": 0.5 / height}
+    ratios = [0.42] * len(runs) + [1.2, 1, 1, 1]
+    grid = room | {"height_ratios": ratios, "hspace": 0.15}
+    axes = list(figure.subplots(len(ratios), 1, sharex=True, gridspec_kw=grid))
+    panels = axes[len(runs) :]
+    arms = {name: [run] for name, run in runs.items()}
+    positive = any(value > 0 for run in runs.values() for value in run.series("grad/norm")[1])
+    panels[-1].set_yscale("log" if positive else "linear")  # a log axis has no place for a 0
+    for ax, (key, ylabel) in zip(panels, PANELS.items(), strict=True):
+        metric_panel(ax, arms, key, ylabel, seeds=True, line="-")
+        ax.yaxis.label.set_fontsize(SMALL)
+        if ax is panels[-1]:  # before names are put where the lines end
+            whole_decades(ax) if positive else ax.set_ylim(0, 1)
+        if any(line.get_label() in runs for line in ax.lines):
+            label_ends(ax)
+        if not any(run.metrics for run in runs.values()):
+            ax.texts[0].set_text("no batch yet")
+            ax.set_yticks([])
+    panels[-1].set_xlabel(BATCH, fontsize=TEXT)
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    # beyond the last batch there is nothing to see
+    panels[-1].set_xlim(0, max([len(run.metrics) for run in runs.values()] + [10]))
+    for ax, (name, colour) in zip(axes, colours(list(runs)).items(), strict=False):
+        marks(ax, panels, runs[name], name, colour)
+    return figure
+
+
+def whole_decades(ax: Axes) -> Axes:
+    """Let a log axis run from one power of ten to another, so that both are labelled.
+
+    A line of it has to have a value over 0.
+    """
+    values = [y for line in ax.lines for y in line.get_ydata() if y > 0]
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    ax.set_ylim(10**low, 10 ** max(high, low + 1))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    return ax
+
+
+def marks(strip: Axes, panels: Sequence[Axes], run: Run, name: str, colour: str) -> Axes:
+    """A run's phases, knobs and alarm on its strip; knobs and alarm as lines on the panels."""
+    strip.set_yticks([])
+    strip.set_ylim(0, 2)
+    strip.spines[:].set_visible(False)
+    strip.tick_params(bottom=False)
+    label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": TEXT, "color": colour}
+    strip.set_ylabel(name, **label)
+    start, end = 0, strip.get_xlim()[1]
+    for phase, group in groupby(phases_of(run)):
+        length = len(list(group))
+        strip.axvspan(start, start + length, 0, 0.5, color=SHADES[phase], linewidth=0)
+        if length >= 0.12 * end:
+            middle = start + length / 2
+            strip.text(middle, 0.45, phase, ha="center", va="center", fontsize=SMALL, color="0.25")
+        start += length
+    letter, free = end / 88, 0.0  # about the width of one, in batches; where the last text ended
+    for batch, text, line in _happenings(run):
+        width = letter * (len(text) + 1)
+        at = min(max(batch, free), end - width)
+        if at >= free:  # a text that would touch the last one is left out; its line stays
+            strip.text(at, 1.05, text, fontsize=SMALL, color=colour, va="bottom", bbox=HALO)
+            free = at + width
+        strip.axvline(batch, 0.5, color=colour, linestyle=line, linewidth=1.1)
+        for ax in panels:
+            ax.axvline(batch, color=colour, linestyle=line, linewidth=1.1)
+    return strip
+
+
+def _happenings(run: Run) -> list[tuple[int, str, tuple]]:
+    """What is marked on a strip, in order: batch, text and style of line."""
+    rung = alarm_of(run)
+    found = [(batch, f"▾ {text}", DASHED) for batch, text in knob_changes(run)]
+    return sorted(found + ([(rung, "! alarm", DOTTED)] if rung is not None else []))

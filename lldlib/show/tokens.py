@@ -1,118 +1,270 @@
-"""Token panels: an episode set like a page, each token coloured by one number.
+"""Tokens of trajectories, each painted by one of its numbers: a figure, and a page that answers.
 
-White with a dotted border is a token that the policy did not choose; a thick border marks a token.
+White with a dotted border is a token without the number, as what the policy did not choose.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import html
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from matplotlib import cm, colors
+import ipywidgets
+from matplotlib import cm, colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from lldlib.show.curves import SMALL, WIDTH
-from lldlib.types import Episode
+from lldlib.show.style import SMALL, WIDTH
+from lldlib.types import Episode, TokenInfo
 
-LETTERS = 76  # of a line; more do not fit in the width of a figure
+YES, NO, NONE = "#56B4E9", "#D0D0D0", "#FFFFFF"  # of a number that is a yes or a no, or unknown
+LETTERS = 76  # of a line of the figure; more do not fit in its width
 LINE, TURN, GAP = 1.0, 1.25, 1.6  # line pitch, turn pitch (lines); space after a word (letters)
 MARGIN = 15  # letters left of the text, for the role
-LOGP = "log-prob (nats) of a token the policy chose; white, dotted: not its choice"
+DOTTED = "white, dotted: not the policy's choice"
+
+Tokens = Sequence[TokenInfo]
 
 
 @dataclass(frozen=True)
-class TokenTurn:
-    """One turn as it is drawn; a value is None where the policy did not choose the token."""
+class Colouring:
+    """How one number of a token becomes a colour; colour-blind safe."""
 
-    role: str
-    words: Sequence[str]
-    values: Sequence[float | None]
-    marked: Sequence[bool]  # tokens with a thick border
+    number: str  # the field of TokenInfo
+    name: str  # on a button
+    label: str  # what the number is, with its unit
+    colours: str  # which colour says what
+    ends: tuple[float, float] | None  # of the scale; None: the number is a yes or a no
+    palette: str = ""  # matplotlib's name of the scale's colours
 
-
-def logp_scale() -> cm.ScalarMappable:
-    """Log-probs: dark is -5 nats and under, bright is near certain; colour-blind safe."""
-    return cm.ScalarMappable(colors.Normalize(-5, 0), "cividis")
-
-
-def signed_scale(limit: float) -> cm.ScalarMappable:
-    """Numbers of both signs, -limit (orange) to limit (purple), 0 pale; colour-blind safe."""
-    return cm.ScalarMappable(colors.Normalize(-limit, limit), "PuOr")
+    @property
+    def scale(self) -> cm.ScalarMappable:
+        """The scale, for a colour bar."""
+        return cm.ScalarMappable(Normalize(*self.ends, clip=True), colormaps[self.palette])
 
 
-def episode_turns(
+def signed(number: str, label: str, limit: float | int) -> Colouring:
+    """A colouring of numbers of both signs, from -limit (brown) to limit (purple), 0 pale."""
+    colours = f"purple {limit:+g}, brown {-limit:+g}"
+    return Colouring(number, number, label, colours, (-float(limit), float(limit)), "PuOr")
+
+
+LOGP = Colouring(
+    "logp",
+    "log-prob",
+    "log-prob when sampled (nats)",
+    "dark blue -5 and under, yellow 0",
+    (-5.0, 0.0),
+    "cividis",
+)
+CHANGE = signed("change", "change of log-prob (nats)", 0.5)
+GATE = Colouring(
+    "gate_open", "LLDS gate", "LLDS's gate", "blue open, grey shut, white none (A < 0)", None
+)
+PROTECTION = Colouring(
+    "protected", "Lp-Reg", "Lp-Reg", "blue protected, grey not, white none (A >= 0)", None
+)
+COLOURINGS = (LOGP, CHANGE, GATE, PROTECTION)
+
+
+def paint(token: TokenInfo, by: Colouring) -> tuple[str, str]:
+    """Background and ink of a token, as hex; white where it has no such number."""
+    value = getattr(token, by.number)
+    if value is None:
+        return NONE, "#000000"
+    face = (YES if value else NO) if by.ends is None else to_hex(by.scale.to_rgba(value))
+    red, green, blue = to_rgb(face)
+    return face, "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#FFFFFF"
+
+
+def episode_tokens(
     episode: Episode,
     piece: Callable[[int], str],
-    values: Sequence[float] | None = None,
+    *,
     marked: Sequence[bool] | None = None,
-) -> list[TokenTurn]:
-    """The turns of an episode; `piece` gives a token's text.
+    **numbers: Sequence[float],
+) -> list[TokenInfo]:
+    """The tokens of an episode; `piece` gives a token's text, the log-probs are the sampler's.
 
-    `values` and `marked` have one entry per token of the whole row; without them the values are the
-    sampler's log-probs, and nothing is marked.
+    `marked`, and each of `numbers` (fields of TokenInfo), has an entry for every token of the
+    episode at least; numbers are left out where the policy did not choose the token.
     """
-    turns, start = [], 0
+    tokens: list[TokenInfo] = []
     for turn in episode.turns:
-        end = start + len(turn.tokens)
-        shown = turn.logp if values is None else list(values[start:end])
-        if turn.role != "action":
-            shown = [None] * len(turn.tokens)
-        marks = [False] * len(turn.tokens) if marked is None else list(marked[start:end])
-        turns.append(TokenTurn(turn.role, [piece(t) for t in turn.tokens], shown, marks))
-        start = end
-    return turns
+        for token, logp in zip(turn.tokens, turn.logp, strict=True):
+            at, known = len(tokens), {}
+            if turn.role == "action":
+                known = {"logp": logp} | {name: row[at] for name, row in numbers.items()}
+            mark = marked is not None and bool(marked[at])
+            tokens.append(TokenInfo(piece(token), turn.role, marked=mark, **known))
+    return tokens
 
 
-def recorded_turns(record: Mapping[str, Any]) -> list[TokenTurn]:
-    """The turns of a line of rollouts.jsonl of the tiny searcher, where a word is a token."""
-    turns = []
+def record_tokens(record: Mapping[str, Any]) -> list[TokenInfo]:
+    """The tokens of one line of rollouts.jsonl, whose tokens are words.
+
+    Raises ValueError for a record whose words do not match its log-probs: tokens of another
+    tokenizer cannot be told apart in its text.
+    """
+    tokens = []
     for turn in record["turns"]:
         words = turn["text"].split()
-        values = turn["logp"] or [None] * len(words)
-        turns.append(TokenTurn(turn["role"], words, values, [False] * len(words)))
-    return turns
+        if turn["role"] != "action":
+            tokens += [TokenInfo(word, turn["role"]) for word in words]
+            continue
+        if len(words) != len(turn["logp"]):
+            raise ValueError(
+                f"a turn has {len(words)} words but {len(turn['logp'])} log-probs: only runs of "
+                "the tiny searcher, whose tokens are words, can be shown token by token"
+            )
+        tokens += [TokenInfo(w, "action", v) for w, v in zip(words, turn["logp"], strict=True)]
+    return tokens
 
 
-def token_panel(ax: Axes, turns: Sequence[TokenTurn], scale: cm.ScalarMappable) -> Axes:
-    """Set the turns in lines of about 76 letters, roles on the left; marks have thick borders.
+def token_figure(rows: Sequence[Tokens], by: Colouring, note: str = DOTTED) -> Figure:
+    """One token panel and what its colours mean; `note` says what else is to be seen."""
+    turns = [turn for row in rows for _, turn in _turns(row)]
+    lines = sum(1 + sum(len(t.text) + GAP for t in turn) // LETTERS for turn in turns)
+    lines += TURN * (len(rows) - 1)
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.27 * lines), layout="constrained")
+    ax = token_panel(figure.subplots(), rows, by)
+    if by.ends is None:
+        ax.set_title(f"{by.label}: {by.colours}; {note}", fontsize=SMALL, loc="left", color="0.25")
+    else:
+        bar = figure.colorbar(by.scale, ax=ax, location="bottom", shrink=0.6, aspect=40)
+        bar.set_label(f"{by.label}; {note}", fontsize=SMALL)
+        bar.ax.tick_params(labelsize=SMALL)
+    return figure
 
-    Raises ValueError where a turn's words, values and marks differ in number.
-    """
-    y = 0.0
-    for turn in turns:
-        ax.text(-2, y, turn.role, ha="right", va="center", fontsize=SMALL, color="0.3")
-        x = 0.0
-        for word, value, mark in zip(turn.words, turn.values, turn.marked, strict=True):
-            x, y = (0.0, y + LINE) if x + len(word) > LETTERS else (x, y)
-            _token(ax, x, y, word, scale, value, mark)
-            x += len(word) + GAP
+
+def token_panel(ax: Axes, rows: Sequence[Tokens], by: Colouring) -> Axes:
+    """Set trajectories turn by turn in lines of about 76 letters, roles on the left."""
+    y = -TURN
+    for row in rows:
         y += TURN
+        for role, turn in _turns(row):
+            ax.text(-2, y, role, ha="right", va="center", fontsize=SMALL, color="0.3")
+            x = 0.0
+            for token in turn:
+                x, y = (0.0, y + LINE) if x + len(token.text) > LETTERS else (x, y)
+                _draw(ax, x, y, token, by)
+                x += len(token.text) + GAP
+            y += TURN
     ax.set(xlim=(-MARGIN, LETTERS + 5), ylim=(y - 0.4, -0.8), xticks=(), yticks=())
     ax.set_frame_on(False)
     return ax
 
 
-def token_figure(turns: Sequence[TokenTurn], scale: cm.ScalarMappable, label: str) -> Figure:
-    """One token panel with its colour bar; `label` says what the colour is, with its unit."""
-    lines = sum(1 + sum(len(word) + GAP for word in turn.words) // LETTERS for turn in turns)
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.27 * lines), layout="constrained")
-    ax = token_panel(figure.subplots(), turns, scale)
-    bar = figure.colorbar(scale, ax=ax, location="bottom", shrink=0.6, aspect=40)
-    bar.set_label(label, fontsize=SMALL)
-    bar.ax.tick_params(labelsize=SMALL)
-    return figure
+def _turns(row: Tokens) -> list[tuple[str, list[TokenInfo]]]:
+    """The tokens of each stretch of one role."""
+    return [(role, list(turn)) for role, turn in groupby(row, key=lambda token: token.role)]
 
 
-def _token(
-    ax: Axes, x: float, y: float, word: str, scale: cm.ScalarMappable, value: float | None, mark
-) -> None:
-    face = "white" if value is None else scale.to_rgba(value)
-    red, green, blue = colors.to_rgb(face)
-    ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+def _draw(ax: Axes, x: float, y: float, token: TokenInfo, by: Colouring) -> None:
+    face, ink = paint(token, by)
     box = {"facecolor": face, "boxstyle": "square,pad=0.25"}
-    box |= {"edgecolor": "black" if mark else "0.5", "linewidth": 1.8 if mark else 0.6}
-    if value is None:
+    box |= {"edgecolor": "black" if token.marked else "0.5"}
+    box |= {"linewidth": 1.8 if token.marked else 0.6}
+    if getattr(token, by.number) is None:
         box["linestyle"] = ":"
     font = {"family": "monospace", "fontsize": SMALL, "va": "center"}
     # a dollar sign in a token is no formula
-    ax.text(x, y, word, color=ink, bbox=box, parse_math=False, **font)
+    ax.text(x, y, token.text, color=ink, bbox=box, parse_math=False, **font)
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+# the room on the right is for the numbers of a line's last word
+STYLE = """
+.ID {height: HEIGHTpx; overflow-y: auto; border: 1px solid #999; padding: 8px 150px 8px 10px;
+  background: #fff; color: #000; font: 13px/2 monospace; position: relative}
+.ID .bar {position: sticky; top: -8px; background: #fff; font: 13px/1.6 sans-serif; z-index: 2;
+  padding: 4px 0; border-bottom: 1px solid #ddd}
+.ID .bar label {margin: 0 14px 0 3px}
+.ID .legend {display: none; color: #444}
+.ID .title {font: 13px/1.6 sans-serif; margin: 8px 0 2px; font-weight: bold}
+.ID .t {padding: 1px 3px; border: 1px solid #777; border-radius: 2px; position: relative;
+  white-space: pre; cursor: default}
+.ID .t:hover, .ID .t:focus {outline: 2px solid #D55E00; z-index: 3}
+.ID .e {padding: 1px 3px; border: 1px dotted #888; color: #666; font-style: italic;
+  background: repeating-linear-gradient(45deg, #fff 0 4px, #ececec 4px 6px)}
+.ID .tip {display: none; position: absolute; left: 0; top: 1.9em; background: #222; color: #fff;
+  font: 12px/1.5 sans-serif; padding: 5px 8px; border-radius: 3px; width: max-content;
+  white-space: pre; z-index: 4}
+.ID .t:hover .tip, .ID .t:focus .tip {display: block}
+"""
+BY_MODE = """
+.ID:has(#ID-MODE:checked) .t {background: var(--MODE-bg); color: var(--MODE-ink)}
+.ID:has(#ID-MODE:checked) .legend.MODE {display: block}
+"""
+OTHERS = "dotted, hatched, in italics: not the policy's words"
+
+
+class TokenView(ipywidgets.HTML):
+    """Trajectories painted by log-prob, by change, by open gate or by Lp-Reg's protection.
+
+    `rows` are (title, tokens); a colouring of which no token has the number is left out. Hover over
+    a token, or reach it with Tab, for its numbers: plain HTML and CSS, which needs no kernel.
+    `height` is in pixels. Raises ValueError without tokens.
+    """
+
+    def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
+        self.height = height
+        super().__init__()
+        self.show(rows)
+
+    def show(self, rows: Sequence[tuple[str, Tokens]]) -> None:
+        """Show other trajectories."""
+        self.value = token_html(rows, self.height)
+
+
+def token_html(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
+    """The page of `TokenView`."""
+    every = [token for _, tokens in rows for token in tokens]
+    known = [by for by in COLOURINGS if any(getattr(t, by.number) is not None for t in every)]
+    if not known:
+        raise ValueError("no token has a value to show: give trajectories of a policy")
+    name = f"tv{uuid.uuid4().hex[:8]}"  # of this view alone: a page may hold several
+    style = STYLE + "".join(BY_MODE.replace("MODE", by.number) for by in known)
+    buttons = "".join(
+        f'<input type="radio" name="{name}" id="{name}-{by.number}"{" checked" * (by is known[0])}>'
+        f'<label for="{name}-{by.number}">{by.name}</label>'
+        for by in known
+    )
+    legends = "".join(
+        f'<div class="legend {by.number}">{by.label}: {by.colours}; {OTHERS}</div>' for by in known
+    )
+    body = "".join(
+        f'<div class="title">{html.escape(title)}</div>'
+        + " ".join(_page_token(t, known) for t in tokens)
+        for title, tokens in rows
+    )
+    sheet = style.replace("HEIGHT", str(height)).replace("ID", name)
+    bar = f'<div class="bar" role="radiogroup" aria-label="colour by">{buttons}{legends}</div>'
+    return f'<style>{sheet}</style><div class="{name} token-view">{bar}{body}</div>'
+
+
+def _page_token(token: TokenInfo, known: Iterable[Colouring]) -> str:
+    text = html.escape(token.text)
+    if token.role != "action":
+        author = "retrieved or said by the environment" if token.role == "environment" else "prompt"
+        return f'<span class="e" title="{author}: the policy did not choose it">{text}</span>'
+    colours = ((by.number, *paint(token, by)) for by in known)
+    style = "".join(f"--{name}-bg:{face};--{name}-ink:{ink};" for name, face, ink in colours)
+    tip = f'<span class="tip">{_tip(token)}</span>'
+    return f'<span class="t" tabindex="0" style="{style}">{text}{tip}</span>'
+
+
+def _tip(token: TokenInfo) -> str:
+    lines = []
+    if token.logp is not None:
+        lines.append(f"log-prob {token.logp:.3f} nats")
+    if token.change is not None:
+        lines.append(f"change {token.change:+.3f} nats")
+    if token.gate_open is not None:
+        lines.append(f"LLDS gate {'open' if token.gate_open else 'shut'}")
+    if token.protected is not None:
+        lines.append(f"Lp-Reg: {'protected' if token.protected else 'not protected'}")
+    return "\n".join(lines)

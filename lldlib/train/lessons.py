@@ -1,16 +1,45 @@
-"""Noisy demonstrations of the protocol: what the tiny searcher is warm-started on.
+"""What supervised training shows: episodes written by rule, in the very tokens of a rollout.
 
-A hop's query is corrupted now and then; after a wrong passage the agent searches again or answers
-wrongly from what it read, and half-way it may stop and answer too early. Every think block holds
-free-form filler, longer where a hop fails: without it the policy has no wording to lose, and the
-collapse does not show.
+Three kinds: the atlas with noise (what the tiny searcher is made of), search paths over the gold
+passages of train files (a start for real models), and made sums (a maths task for a small model).
 """
 
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from lldlib.config import DemonstrationConfig
-from lldlib.retrieval import Retriever
+from lldlib.files import read_jsonl
+from lldlib.policy.load import EOS
+from lldlib.retrieval import Passage, Retriever, words
+from lldlib.rollout.batch import demonstration
+from lldlib.rollout.loop import TokenText
+from lldlib.types import Episode, Question
 from lldlib.world.atlas import World, WorldQuestion
+from lldlib.world.protocol import Protocol
+from lldlib.world.questions import to_questions
+
+Lesson = list[tuple[str, tuple[Passage, ...]]]  # the policy's texts, and what it reads after each
+
+
+def lesson_episode(
+    question: Question,
+    lesson: Lesson,
+    text: TokenText,
+    protocol: Protocol,
+    passage_tokens: int = 0,
+) -> Episode:
+    """The episode of a lesson; `passage_tokens`: tokens of each passage at most, 0 = all."""
+    pieces: list[tuple[str | list[int], bool]] = [(protocol.prompt(question.text), False)]
+    for action, passages in lesson:
+        pieces.append((action, True))
+        if passages:
+            pieces.append((protocol.observe(passages, text.encode, passage_tokens), False))
+    return demonstration(text, question, pieces)
+
+
+# -- the atlas -------------------------------------------------------------------------------------
 
 FILLER = (
     "but wait perhaps alternatively however then maybe so now first next let me think about "
@@ -45,40 +74,225 @@ def filler(rng: random.Random, mean: float) -> list[str]:
     return words
 
 
-def demonstrate(
+def atlas_lesson(
     world: World,
     question: WorldQuestion,
     retriever: Retriever,
     rng: random.Random,
     config: DemonstrationConfig,
-) -> list[tuple[str, bool]]:
-    """Pieces of one episode after the prompt: (text, whether the policy wrote it)."""
-    pieces: list[tuple[str, bool]] = []
-    hops, searches = list(question.chain), 0
+) -> Lesson:
+    """A noisy walk along the question's hops.
+
+    A hop's query is corrupted now and then; after a wrong passage the agent searches again or
+    answers wrongly from what it read, and half-way it may stop and answer too early. Every think
+    block holds free-form filler, longer where a hop fails: without it the policy has no wording to
+    lose, and the collapse does not show.
+    """
+    lesson: Lesson = []
+    hops = list(question.chain)
     while hops:
         hop = hops[0]
         bad = rng.random() < config.corrupt
         key = rng.choice(world.keys[hop.relation]) if bad else hop.key
         mean = config.filler_words_failing if bad else config.filler_words
-        words = [hop.query_words[0], key]
-        rng.shuffle(words)
+        query = [hop.query_words[0], key]
+        rng.shuffle(query)
         think = " ".join([*filler(rng, mean), "find", key])
-        pieces.append((f"<think> {think} </think> <search> {' '.join(words)} </search>", True))
-        found = retriever.search([" ".join(words)], 1)[0]
-        passage = found[0].text if found else ""
-        pieces.append((f"<information> {passage} </information>", False))
-        searches += 1
-        if bad and passage and rng.random() < config.give_up:
-            return [*pieces, _answer(rng, passage.split()[-4 if hop.inverse else -2], mean)]
+        found = retriever.search([" ".join(query)], 1)[0]
+        text = f"<think> {think} </think> <search> {' '.join(query)} </search>"
+        lesson.append((text, tuple(found)))
+        if bad and found and rng.random() < config.give_up:
+            wrong = found[0].text.split()[-4 if hop.inverse else -2]
+            return [*lesson, _answer(rng, wrong, mean)]
         if not bad:
             hops.pop(0)
             if hops and rng.random() < config.stop_early:
-                return [*pieces, _answer(rng, hop.answer, config.filler_words)]
-        if searches >= config.max_searches and hops:
-            return pieces
-    return [*pieces, _answer(rng, question.answers[0], config.filler_words)]
+                return [*lesson, _answer(rng, hop.answer, config.filler_words)]
+        if len(lesson) >= config.max_searches and hops:
+            return lesson
+    return [*lesson, _answer(rng, question.answers[0], config.filler_words)]
 
 
-def _answer(rng: random.Random, answer: str, mean: float) -> tuple[str, bool]:
+def _answer(rng: random.Random, answer: str, mean: float) -> tuple[str, tuple[Passage, ...]]:
     think = " ".join([*filler(rng, mean), "so", answer])
-    return f"<think> {think} </think> <answer> {answer} </answer>", True
+    return f"<think> {think} </think> <answer> {answer} </answer>", ()
+
+
+# -- gold passages ---------------------------------------------------------------------------------
+
+_NEEDS = ("I need to find out: {}", "I should search for: {}", "What I have to know: {}")
+_AT_ONCE = "I answer what I know."
+_NOTES = ("I found: {}.", "The passages say: {}.", "So now I know: {}.")
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One search: its query, the gold passage, and what the passage tells ("" if not given)."""
+
+    query: str
+    passage: Passage
+    finding: str
+
+
+@dataclass(frozen=True)
+class GoldPath:
+    """How a question can be answered by search; `others` are the row's paragraphs without gold."""
+
+    question: Question
+    hops: tuple[Hop, ...]
+    others: tuple[Passage, ...]
+    last_thought: str = ""  # in place of the last finding, before the answer
+
+
+def load_gold_paths(path: Path | str) -> list[GoldPath]:
+    """Read rows {id, question, golden_answers, context, supporting_titles, ...} (JSONL).
+
+    A hop follows a step of `decomposition`, [{question, answer, title}], in which #1 stands for the
+    first answer; without a `title` the gold passage that fits best is read (MuSiQue). Without steps
+    a hop's query is the title of a gold passage (HotpotQA, 2Wiki), and it finds the next title or
+    the answer to the question, where the passage names it. `supporting_idx` says which paragraphs
+    are gold where titles repeat; `last_thought` precedes the answer. Raises what
+    `world.questions.load_questions` raises, and ValueError, naming file and line, for a row without
+    a gold paragraph.
+    """
+    rows = list(read_jsonl(path))
+    pairs = zip(to_questions(rows, str(path)), rows, strict=True)
+    return [_gold_path(question, row, where) for question, (where, row) in pairs]
+
+
+def _gold_path(question: Question, row: dict, where: str) -> GoldPath:
+    context = [
+        Passage(f"{row['id']}-{number}", paragraph["text"], paragraph["title"])
+        for number, paragraph in enumerate(row.get("context", []))
+    ]
+    titles = row.get("supporting_titles", [])
+    index = row.get("supporting_idx")
+    if index is None:
+        index = [i for i, passage in enumerate(context) if passage.title in titles]
+    gold = [context[i] for i in index]
+    if not gold:
+        raise ValueError(f"{where}: no paragraph of 'context' is named in 'supporting_titles'")
+    steps = row.get("decomposition")
+    hops = _step_hops(steps, gold) if steps else _title_hops(question, gold)
+    others = tuple(passage for passage in context if passage not in gold)
+    return GoldPath(question, hops, others, row.get("last_thought", ""))
+
+
+def _title_hops(question: Question, gold: list[Passage]) -> tuple[Hop, ...]:
+    gold = sorted(gold, key=lambda passage: -_overlap(passage.title, question.text))
+    sought = [passage.title.split(" (")[0] for passage in gold[1:]] + [question.answers[0]]
+    return tuple(
+        Hop(passage.title, passage, wanted if _names(passage.text, wanted) else "")
+        for passage, wanted in zip(gold, sought, strict=True)
+    )
+
+
+def _step_hops(steps: list[dict], gold: list[Passage]) -> tuple[Hop, ...]:
+    hops, unread, about = [], list(gold), {passage.title: passage for passage in gold}
+    for step, (query, answer) in zip(steps, fill_steps(steps), strict=True):
+        passage = about.get(step.get("title"))
+        if passage is None:
+            passage = max(unread or gold, key=lambda p: _support(p, query, answer))
+        if passage in unread:
+            unread.remove(passage)
+        hops.append(Hop(query, passage, answer.rstrip(".")))
+    return tuple(hops)
+
+
+def fill_steps(steps: list[dict]) -> Iterator[tuple[str, str]]:
+    """The (question, answer) of each step of a decomposition, #1 replaced by the first answer."""
+    answers = []
+    for step in steps:
+        query = step["question"].replace(" >> ", " ").strip()
+        for number, answer in reversed(list(enumerate(answers, start=1))):  # #10 before #1
+            query = query.replace(f"#{number}", answer)
+        answers.append(step["answer"])
+        yield query, step["answer"]
+
+
+def _overlap(part: str, whole: str) -> float:
+    """The share of the words of `part` that stand in `whole`."""
+    mine = set(words(part))
+    return len(mine & set(words(whole))) / max(1, len(mine))
+
+
+def _support(passage: Passage, query: str, answer: str) -> float:
+    """How well a passage fits a hop: it should speak of the query and hold the answer."""
+    text = f"{passage.title} {passage.text}"
+    return _overlap(query, text) + _overlap(answer, text) + _overlap(passage.title, query)
+
+
+def _names(text: str, part: str) -> bool:
+    """Whether `part` stands in the text as words of its own, in any case."""
+    return f" {' '.join(words(part))} " in f" {' '.join(words(text))} "
+
+
+def gold_lesson(path: GoldPath, rng: random.Random, top_k: int) -> Lesson:
+    """A search for each hop, which finds its gold passage among others in random order."""
+    lesson, known = [], ""
+    for hop in path.hops:
+        need = rng.choice(_NEEDS).format(hop.query)
+        action = f"<think> {known}{need} </think>\n<search> {hop.query} </search>"
+        read = [hop.passage, *rng.sample(path.others, min(top_k - 1, len(path.others)))]
+        rng.shuffle(read)
+        lesson.append((action, tuple(read)))
+        known = f"{rng.choice(_NOTES).format(hop.finding or hop.passage.title)} "
+    known = f"{path.last_thought} " if path.last_thought else known
+    answer = path.question.answers[0]
+    return [*lesson, (f"<think> {known}</think>\n<answer> {answer} </answer>", ())]
+
+
+def answer_at_once(path: GoldPath) -> Lesson:
+    """The answer without a search: what it teaches is what a start gives without reading."""
+    return [(f"<think> {_AT_ONCE} </think>\n<answer> {path.question.answers[0]} </answer>", ())]
+
+
+# -- sums ------------------------------------------------------------------------------------------
+
+DIGITS = range(1, 6)  # the terms of a sum
+LINKS = ("so", "then", "now", "next", "and", "but", "perhaps")  # words that open a step
+_LINK_WEIGHTS = (50, 25, 12, 7, 3, 2, 1)
+SLIPS = (-2, -1, 1, 2)  # how far off a wrong total is
+
+
+@dataclass(frozen=True)
+class SumsConfig:
+    """Sums such as "3 + 1 + 5 = ?", and how well a small model is taught them."""
+
+    terms: int = 3  # digits of a sum
+    slip: float = 0.15  # probability that a step is wrong
+    wait: float = 0.1  # probability that a wrong step is noticed with "wait" and done again
+    steps: int = 300  # optimiser updates
+    batch: int = 32  # solutions an update
+    lr: float = 4e-3  # AdamW, linear warm-up over 20 updates, then linear decay
+    width: int = 48  # hidden size
+    layers: int = 2  # transformer layers
+    heads: int = 4  # attention heads
+
+
+def sum_questions(count: int, seed: int, config: SumsConfig) -> list[Question]:
+    """`count` different sums, their digits as id; ValueError where there are not so many."""
+    if count > len(DIGITS) ** config.terms:
+        raise ValueError(f"there are no {count} sums of {config.terms} digits: take fewer")
+    rng, found = random.Random(seed), {}
+    while len(found) < count:
+        digits = rng.choices(DIGITS, k=config.terms)
+        text = " + ".join(map(str, digits)) + " = ?"
+        found["".join(map(str, digits))] = (text, (str(sum(digits)),))
+    return [Question(name, *pair) for name, pair in found.items()]
+
+
+def sum_lesson(question: Question, rng: random.Random, config: SumsConfig) -> Lesson:
+    """A worked solution with its slips, ended by the boxed answer."""
+    total, *rest = map(int, question.id)
+    steps = []
+    while rest:
+        wrong = rng.random() < config.slip
+        found = total + rest[0] + (rng.choice(SLIPS) if wrong else 0)
+        steps += [*rng.choices(LINKS, _LINK_WEIGHTS), f"{total} + {rest[0]} = {found} ."]
+        if wrong and rng.random() < config.wait:
+            steps.append("wait")
+        else:
+            total = max(0, found)
+            rest.pop(0)
+    return [(" ".join([*steps, f"\\boxed{{ {total} }}", EOS]), ())]

@@ -6,7 +6,7 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,11 +16,17 @@ from lldlib.config import TrainConfig, train_config_from
 from lldlib.evaluate.heldout import ask
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm
+from lldlib.runs.phases import Monitor, Phase
 from lldlib.train.setup import make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
 from lldlib.world.environment import Split
+
+STATUS = {  # metrics in a progress line
+    "reward/mean": "reward",
+    "policy/entropy": "entropy",
+    "probe/logp": "likelihood",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +41,7 @@ class TrainingRun:
         self.setting = make_setting(config)
         s = self.setting
         self.trainer = Trainer(config, s.policy, s.environment, s.probe)
-        self.watched: dict[str, list[float | None]] = {key: [] for key in ALARM_KEYS}
+        self.monitor = Monitor()
         if resume:
             self._resume(None)
         else:
@@ -57,7 +63,7 @@ class TrainingRun:
         # a knob turned at this very batch is in the checkpoint, and its event was just dropped
         self._log_knobs(logged_config(run, step))
         self.writer.event(step, "resume")
-        self.watched = {key: Run(self.out).column(key) for key in ALARM_KEYS}
+        self.monitor = Monitor(Run(self.out).metrics)
 
     @classmethod
     def branch(cls, source: Run, step: int, out: Path, **knobs) -> "TrainingRun":
@@ -137,17 +143,12 @@ class TrainingRun:
         logged = self.writer.metrics(index, metrics)
         for episode in episodes[: config.rollouts_logged]:
             self.writer.rollout(index, record(episode, self.setting.policy.tokenizer))
-        self._watch(index, logged)  # as a resumed run reads them
+        self.monitor.add(logged)  # as a resumed run reads them
+        if self.monitor.rung == index:
+            self.writer.event(index, "alarm")
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics
-
-    def _watch(self, index: int, metrics: dict[str, float | int]) -> None:
-        """Log the alarm at the batch where it first rings."""
-        for key, series in self.watched.items():
-            series.append(metrics.get(key))
-        if alarm(self.watched, AlarmRule()) == index:
-            self.writer.event(index, "alarm")
 
     def heldout_metrics(self) -> dict[str, float]:
         """Scores on the held-out questions, and the exams: sampled as in training, and greedy."""
@@ -208,6 +209,12 @@ def describe(config: TrainConfig) -> dict:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "device": device,
     }
+
+
+def status(row: Mapping[str, float | int | None], phase: Phase) -> str:
+    """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
+    parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if row.get(key) is not None]
+    return "  ".join([*parts, phase])
 
 
 def logged_config(run: Run, step: int) -> TrainConfig:

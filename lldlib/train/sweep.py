@@ -1,50 +1,259 @@
-"""A grid of runs at the collapse setting: one folder a cell, resumed, finished ones skipped."""
+"""Many training runs at once, one process, one thread and one folder each; and grids of them.
+
+A folder that holds a finished run is skipped; an unfinished run goes on from its last checkpoint.
+"""
 
 import dataclasses
 import itertools
-import json
+import logging
+import multiprocessing
 import os
 import re
+import shutil
+import signal
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from lldlib.config import LossConfig, RolloutConfig, TrainConfig
-from lldlib.recipes import collapse_config, method
+import torch
+import transformers
+from tqdm import tqdm
+
+from lldlib.config import LossConfig, RolloutConfig, TrainConfig, train_config_from
+from lldlib.files import write_json
+from lldlib.losses.objective import REGULARIZERS
+from lldlib.recipes import METHODS, WORLD, method, train_config
 from lldlib.runs.folder import CONFIG, Run
-from lldlib.runs.report import summarise
-from lldlib.train.workers import Cell, train_with_bar
+from lldlib.runs.summary import flat, summarise
+from lldlib.train.run import TrainingRun, status
 
 SUMMARY = "sweep.json"
-TYPES = {
-    name: kind
-    for config in (TrainConfig, RolloutConfig, LossConfig)
-    for name, kind in typing.get_type_hints(config).items()
-    if not dataclasses.is_dataclass(kind)
+# terms that are methods by themselves: their settings mean nothing to a method without the term
+OWN = tuple(term for term in REGULARIZERS if term.name in METHODS)
+_KINDS = {  # what a value may be, by type
+    int: "a whole number",
+    float: "a number",
+    str: "a name",
+    bool: "true or false",
+    types.NoneType: "none",
 }
-# settings that begin so mean nothing to a method without the term
-REGULARIZERS = ("llds", "lp_reg")
 
-Grid = Mapping[str, Sequence[Any]]
-Settings = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
-def sweep(grid: Grid, out: Path, jobs: int) -> dict[Path, str]:
+@dataclass(frozen=True)
+class Cell:
+    """One run that is wanted: its folder and its settings."""
+
+    path: Path
+    config: TrainConfig
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+def train_cells(
+    cells: Sequence[Cell],
+    jobs: int,
+    *,
+    keep_checkpoints: bool,
+    on_batch: Callable[[Cell, int, str], None],
+    on_end: Callable[[Cell, str | None], None],
+) -> dict[Path, str]:
+    """Train all cells, `jobs` at a time; returns what went wrong, by folder.
+
+    One failure stops no other run. `on_batch` gets the number of batches done and a line on where
+    the run stands, `on_end` the error or None. On KeyboardInterrupt every run finishes its batch
+    and writes a checkpoint; then it is raised again.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}: give at least 1")
+    context = multiprocessing.get_context("spawn")
+    stop, waiting, running, failures = context.Event(), [], {}, {}  # running: by the pipe's end
+
+    def end(cell: Cell, error: str | None) -> None:
+        failures.update({cell.path: error} if error else {})
+        on_end(cell, error)
+
+    for cell in cells:
+        try:
+            if is_finished(cell):
+                end(cell, None)
+            else:
+                waiting.append(cell)
+        except ValueError as error:
+            end(cell, str(error))
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                cell, (reader, writer) = waiting.pop(0), context.Pipe(duplex=False)
+                arguments = (cell, keep_checkpoints, writer, stop)
+                process = context.Process(target=_work, args=arguments, daemon=True)
+                with _child_settings():
+                    process.start()
+                writer.close()  # the child's copy is the only one left, so its death is seen here
+                running[reader] = cell, process
+            for reader in wait(list(running)):
+                cell, process = running[reader]
+                try:
+                    message = reader.recv()
+                except EOFError:
+                    process.join()
+                    message = f"its process died with exit code {process.exitcode}"
+                if isinstance(message, tuple):
+                    on_batch(cell, *message)
+                else:
+                    del running[reader]
+                    end(cell, message)
+    except KeyboardInterrupt:
+        logger.warning("stopping: every run finishes its batch and writes a checkpoint")
+        stop.set()
+        for _, process in running.values():
+            process.join()
+        raise
+    return failures
+
+
+def train_with_bar(
+    cells: Sequence[Cell],
+    jobs: int,
+    *,
+    keep_checkpoints: bool,
+    on_end: Callable[[Cell, str | None], None] = lambda cell, error: None,
+) -> dict[Path, str]:
+    """`train_cells` with one progress bar over the batches of all cells."""
+    done: dict[Path, int] = {}
+    with tqdm(total=sum(cell.config.steps for cell in cells), unit="batch") as bar:
+
+        def on_batch(cell: Cell, batches: int, line: str = "") -> None:
+            done[cell.path] = batches
+            bar.update(sum(done.values()) - bar.n)
+
+        def ended(cell: Cell, error: str | None) -> None:
+            on_batch(cell, cell.config.steps)
+            bar.set_postfix_str(f"{cell.path.name} {'failed' if error else 'is finished'}")
+            on_end(cell, error)
+
+        return train_cells(
+            cells, jobs, keep_checkpoints=keep_checkpoints, on_batch=on_batch, on_end=ended
+        )
+
+
+def is_finished(cell: Cell) -> bool:
+    """Whether the folder holds the whole run; ValueError if it holds a run of other settings."""
+    if not (cell.path / CONFIG).is_file():
+        return False
+    run = Run(cell.path)
+    configs = (train_config_from(run.config), cell.config)
+    saved, wanted = (flat(dataclasses.asdict(config)) for config in configs)
+    if saved != wanted:
+        unlike = (name for name in wanted if saved[name] != wanted[name])
+        other = ", ".join(f"{name} {saved[name]}, not {wanted[name]}" for name in unlike)
+        raise ValueError(f"its folder holds a run with {other}: use another --out, or delete it")
+    return len(run.metrics) >= cell.config.steps
+
+
+def train_cell(
+    cell: Cell,
+    *,
+    keep_checkpoints: bool,
+    report: Callable[[tuple[int, str]], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Start or resume one run and go to its end, or to `should_stop`, where it writes a checkpoint.
+
+    `report` gets, after each batch, the number of batches done and where the run stands. Without
+    `keep_checkpoints` only the latest is kept, and none once the run is finished.
+    """
+    resume = (cell.path / CONFIG).is_file()
+    if resume and not Run(cell.path).checkpoints and not Run(cell.path).metrics:
+        shutil.rmtree(cell.path)  # killed before it had done anything
+        resume = False
+    run = TrainingRun(cell.config, cell.path, resume=resume)
+    while run.trainer.step_index < cell.config.steps and not should_stop():
+        row = run.step()
+        if not keep_checkpoints:
+            _prune(cell.path, keep=1)
+        report((run.trainer.step_index, status(row, run.monitor.phase)))
+    finished = run.trainer.step_index == cell.config.steps
+    if not finished:
+        run.checkpoint()
+    run.writer.close()
+    if not keep_checkpoints:
+        _prune(cell.path, keep=0 if finished else 1)
+
+
+def _prune(path: Path, keep: int) -> None:
+    """Delete all but the last `keep` checkpoints."""
+    checkpoints = Run(path).checkpoints
+    for _, folder in checkpoints[: len(checkpoints) - keep]:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _child_settings() -> Iterator[None]:
+    """What a process started here inherits: one thread, and Ctrl-C left to the parent."""
+    threads, handler = os.environ.get("OMP_NUM_THREADS"), signal.getsignal(signal.SIGINT)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if threads is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = threads
+
+
+def _work(cell: Cell, keep_checkpoints: bool, pipe: Connection, stop: Event) -> None:
+    """The life of a worker process; its last message is its error or None."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    error = None
+    try:
+        train_cell(
+            cell, keep_checkpoints=keep_checkpoints, report=pipe.send, should_stop=stop.is_set
+        )
+    except BrokenPipeError:  # the parent is gone; the run can be resumed
+        return
+    except Exception as problem:
+        logger.exception("%s failed", cell.path)
+        error = f"{type(problem).__name__}: {problem}"
+    pipe.send(error)
+
+
+# -- grids -----------------------------------------------------------------------------------------
+
+
+def sweep(grid: Mapping[str, Sequence[Any]], out: Path, jobs: int) -> dict[Path, str]:
     """Train every cell of the grid in its own folder of `out`; returns what went wrong, by folder.
 
-    `out`/sweep.json has a row for every whole run in `out`, also those of earlier grids: `cell`,
-    the folder's name, and `report.summarise`. It is written anew after each run.
+    `out`/sweep.json has a row for every finished run in `out`, also those of earlier grids: `cell`,
+    the folder's name, and `summarise`. It is written anew after each run.
     """
     rows = {path: _row(path) for path in sorted(out.glob("*")) if _is_whole(path)}
 
     def on_end(cell: Cell, error: str | None) -> None:
         if error is None:
             rows[cell.path] = _row(cell.path)
-        _write(out / SUMMARY, [rows[path] for path in sorted(rows)])
+        write_json(out / SUMMARY, [rows[path] for path in sorted(rows)])
 
     return train_with_bar(grid_cells(grid, out), jobs, keep_checkpoints=False, on_end=on_end)
+
+
+def _is_whole(path: Path) -> bool:
+    return (path / CONFIG).is_file() and len(Run(path).metrics) >= Run(path).config["steps"]
+
+
+def _row(path: Path) -> dict[str, Any]:
+    return {"cell": path.name} | summarise(Run(path))
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
@@ -53,6 +262,8 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
     Raises ValueError, naming the item, for one that is not NAME=VALUE,VALUE, a name twice, an
     unknown name, or a value of the wrong kind.
     """
+    configs = (TrainConfig, RolloutConfig, LossConfig)
+    hints = {name: kind for c in configs for name, kind in typing.get_type_hints(c).items()}
     grid: dict[str, list[Any]] = {}
     for item in items:
         name, equals, values = item.partition("=")
@@ -60,16 +271,37 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
             raise ValueError(f"grid item {item!r} is not of the form name=value,value")
         if name in grid:
             raise ValueError(f"the grid names {name} twice: list all its values in one item")
-        if name not in TYPES:
-            raise ValueError(f"unknown setting {name!r} in the grid: use a field of config.py")
-        grid[name] = list(dict.fromkeys(_value(name, text) for text in values.split(",")))
+        hint = hints.get(name)
+        kinds = typing.get_args(hint) or (hint,)
+        one = typing.get_origin(hint) is not tuple
+        if not (one and all(isinstance(kind, str) or kind in _KINDS for kind in kinds)):
+            raise ValueError(f"the grid cannot vary {name!r}: use a field of config.py, one value")
+        grid[name] = list(dict.fromkeys(_value(name, text, kinds) for text in values.split(",")))
     return grid
 
 
-def grid_cells(grid: Grid, out: Path) -> list[Cell]:
+def _value(name: str, text: str, kinds: Sequence[Any]) -> Any:
+    """The text as the first of `kinds`, types or literal texts, that it can be."""
+    words = {"none": None, "true": True, "false": False}
+    for kind in kinds:
+        if kind == text:
+            return text
+        if kind in (bool, types.NoneType):
+            if text in words and isinstance(words[text], kind):
+                return words[text]
+        elif kind in _KINDS:
+            try:
+                return kind(text)
+            except ValueError:
+                pass
+    raise ValueError(f"{name}={text}: use {', '.join(_KINDS.get(k, k) for k in kinds)}")
+
+
+def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
     """A cell per combination; combinations that come to the same run make one.
 
-    A setting of LLDS or Lp-Reg is left out for a method without that term, so that GRPO stays GRPO.
+    A setting whose name begins with that of a term, such as llds_gate, is left out for a method
+    without the term, so that GRPO stays GRPO; but a term that is no method can be added to any.
     Raises ValueError if the grid lacks method or seed, or no method has the term of a setting.
     """
     for name in ("method", "seed"):
@@ -81,7 +313,7 @@ def grid_cells(grid: Grid, out: Path) -> list[Cell]:
         kept = {k: v for k, v in chosen.items() if _applies(k, chosen["method"])}
         used |= kept.keys()
         path = out / cell_name(kept)
-        cells[path] = Cell(path, collapse_config(**kept))
+        cells[path] = Cell(path, train_config(**kept, recipe=WORLD))
     if idle := [name for name in names if name not in used]:
         raise ValueError(
             f"no method of the grid has {', '.join(idle)}: add one that has, or drop it"
@@ -89,10 +321,14 @@ def grid_cells(grid: Grid, out: Path) -> list[Cell]:
     return list(cells.values())
 
 
-def cell_name(settings: Settings) -> str:
+def cell_name(settings: Mapping[str, Any]) -> str:
     """The folder of a cell, such as "method=llds,lr=0.0004,seed=1"; the keys' order is fixed."""
     parts = (f"{name}={_text(settings[name])}" for name in _ordered(settings))
     return re.sub(r"[^\w.,=+-]", "-", ",".join(parts))
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _ordered(names: Mapping[str, Any]) -> list[str]:
@@ -103,51 +339,4 @@ def _ordered(names: Mapping[str, Any]) -> list[str]:
 def _applies(name: str, method_name: str) -> bool:
     """Whether the setting means anything to the method."""
     preset = method(method_name)
-    terms = [term for term in REGULARIZERS if name.startswith(f"{term}_")]
-    return all(getattr(preset, f"{term}_coef") for term in terms)
-
-
-def _value(name: str, text: str) -> Any:
-    """The text as a value of the setting's type."""
-    kind = TYPES[name]
-    options = typing.get_args(kind)
-    if typing.get_origin(kind) is typing.Literal:
-        if text not in options:
-            raise ValueError(f"{name}={text}: use one of {', '.join(options)}")
-        return text
-    if isinstance(kind, types.UnionType):  # a number or none
-        if text == "none":
-            return None
-        kind = options[0]
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ValueError(f"{name}={text}: use true or false")
-        return text == "true"
-    if kind not in (int, float, str):
-        raise ValueError(f"{name} cannot be swept: it takes more than one value at a time")
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{name}={text}: give a value of type {kind.__name__}") from None
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
-
-
-def _is_whole(path: Path) -> bool:
-    if not (path / CONFIG).is_file():
-        return False
-    run = Run(path)
-    return len(run.metrics) >= run.config["steps"]
-
-
-def _row(path: Path) -> dict[str, Any]:
-    return {"cell": path.name} | summarise(Run(path))
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    return all(term.weight(preset) for term in OWN if name.startswith(f"{term.name}_"))

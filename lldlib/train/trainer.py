@@ -14,29 +14,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lldlib.config import TrainConfig
-from lldlib.losses import nthr_weights
-from lldlib.losses.advantages import group_advantages
-from lldlib.losses.objective import LossInputs, compute_loss, needs
+from lldlib.losses import LossInputs, compute_loss, group_advantages, needs, nthr_weights
+from lldlib.losses.objective import policy_only
 from lldlib.policy.load import Policy, adapters_off, reference_model
+from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.pieces import backward_through, leaf_scores
 from lldlib.policy.score import ROWS, Scores, score, score_sorted
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
-from lldlib.train.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.types import Batch, Episode
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
 QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
-REGULARIZERS = (
-    "kl_coef",
-    "entropy_coef",
-    "old_kl_coef",
-    "llds_coef",
-    "lp_reg_coef",
-    "kl_cov_coef",
-)
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ class Trainer:
         if "ref_logp" in wanted:
             with adapters_off(self.reference):
                 ref_logp = self._scored(self.reference, batch).logp
-        if "nthr" in wanted:
+        if "negative_token_weights" in wanted:
             inner = score(self.policy.model, batch, temperature, internals=True)
             weights = nthr_weights(
                 inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
@@ -220,7 +211,7 @@ class Trainer:
 
     def _negative_share(self, inputs: LossInputs) -> float:
         """Share of negative-advantage rows in the policy term's gradient: of two norms' sum."""
-        bare = dataclasses.replace(self.config.loss, **dict.fromkeys(REGULARIZERS, 0.0))
+        bare = policy_only(self.config.loss)
         norms = []
         for keep in (inputs.advantages.clamp(max=0), inputs.advantages.clamp(min=0)):
             # a generator of its own: a measurement must not move the draws of the update

@@ -1,4 +1,4 @@
-"""What is asked and what answers: questions, facts, protocol, reward.
+"""What is asked and what answers: questions, facts, protocol, reward; environments hold them all.
 
-May import: types, config, retrieval.
+May import: files, types, config, retrieval.
 """

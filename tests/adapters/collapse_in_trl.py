@@ -21,7 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from lldlib.adapters.search import rollout_reward, search_rollout
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
-from lldlib.adapters.trl_config import TERMS
+from lldlib.adapters.trl_config import SETTINGS
 from lldlib.config import TrainConfig
 from lldlib.policy.load import load_as
 from lldlib.rollout.loop import Rollout
@@ -60,7 +60,7 @@ def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
         epsilon=loss.clip_low,
         epsilon_high=loss.clip_high,
         loss_type="bnpo",  # a token mean over the minibatch, as ours
-        **{name: getattr(loss, name) for name in TERMS},
+        **{name: getattr(loss, name) for name in SETTINGS},
         gradient_checkpointing=False,
         use_cpu=True,
         bf16=False,

@@ -43,7 +43,7 @@ def test_a_missing_trl_is_told(monkeypatch):
 def test_the_package_needs_no_engine():
     """What is not an adapter of an engine imports neither TRL nor verl."""
     code = (
-        "import sys, lldlib, lldlib.adapters.terms, lldlib.adapters.watch, lldlib.adapters.search;"
+        "import sys, lldlib, lldlib.adapters.watch, lldlib.adapters.search;"
         "assert not {'trl', 'verl', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -66,7 +66,9 @@ def test_episodes_keep_their_masks():
         start, length = len(out["prompt_ids"][row]), int(batch.attention_mask[row].sum())
         assert out["completion_ids"][row] == batch.tokens[row, start:length].tolist()
         assert out["env_mask"][row] == batch.action_mask[row, start:length].int().tolist()
+        assert out["spans"][row] == batch.span[row, start:length].tolist()
         assert out["valid_searches"][row] == episode.valid_searches
+        assert out["episode_reward"][row] == episode.reward
     assert any(0 in mask for mask in out["env_mask"])  # some passage was read
     assert out["logprobs"] is None
     assert rollout_reward(**out) == out["episode_reward"]
@@ -84,7 +86,7 @@ def test_an_empty_completion_is_filled_and_masked():
         group=0,
     )
     out = completions([episode], filler=9)
-    assert out["completion_ids"] == [[9]] and out["env_mask"] == [[0]]
+    assert out["completion_ids"] == [[9]] and out["env_mask"] == out["spans"] == [[0]]
 
 
 def test_a_rollout_function_finds_its_questions():

@@ -5,10 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from lldlib.adapters.terms import regularizers
 from lldlib.config import LossConfig
-from lldlib.losses import preserved_mask
-from lldlib.losses.objective import LossInputs, compute_loss
+from lldlib.losses import Counts, LossInputs, compute_loss, preserved_mask, regularizers
 
 BARE = LossConfig(kl_coef=0.0)
 LLDS = {"llds_coef": 0.7}
@@ -46,15 +44,15 @@ def inputs(rows: int = 6, tokens: int = 12) -> LossInputs:
     )
 
 
-def counts(x: LossInputs, config: LossConfig = BARE) -> tuple[torch.Tensor, torch.Tensor]:
+def counts(x: LossInputs, config: LossConfig = BARE) -> Counts:
     kept = preserved_mask(x.advantages, x.action_mask, config.llds_preserve)
-    return kept.sum().float(), x.action_mask.sum().float()
+    return Counts(kept.sum().float(), x.action_mask.sum().float())
 
 
 @pytest.mark.parametrize("changes", TERMS.values(), ids=TERMS)
 def test_a_minibatch_gives_the_objectives_terms_and_gradient(changes):
     x, config = inputs(), dataclasses.replace(BARE, **changes)
-    ours, stats = regularizers(config, x, *counts(x, config))
+    ours, stats = regularizers(config, x, counts(x, config))
     whole, expected = compute_loss(config, x)
     alone, _ = compute_loss(BARE, x)
     assert float(ours) > 1e-3
@@ -71,11 +69,11 @@ def test_a_minibatch_gives_the_objectives_terms_and_gradient(changes):
 def test_micro_batches_add_up(name):
     x, config = inputs(), dataclasses.replace(BARE, **TERMS[name])
     names = ("logp", "old_logp", "advantages", "action_mask", "answer_mask", "proxy_logp")
-    whole, stats = regularizers(config, x, *counts(x))
+    whole, stats = regularizers(config, x, counts(x))
     total, summed = 0.0, dict.fromkeys(stats, 0.0)
     for rows in torch.arange(6).split([1, 3, 2]):
         part = dataclasses.replace(x, **{n: getattr(x, n)[rows] for n in names})
-        value, numbers = regularizers(config, part, *counts(x))
+        value, numbers = regularizers(config, part, counts(x))
         total = total + value
         summed = {key: summed[key] + numbers[key] for key in summed}
     torch.testing.assert_close(total, whole)
@@ -84,5 +82,5 @@ def test_micro_batches_add_up(name):
 
 def test_nothing_asked_is_nothing():
     x = inputs()
-    loss, stats = regularizers(BARE, x, *counts(x))
+    loss, stats = regularizers(BARE, x, counts(x))
     assert float(loss) == 0 and stats == {} and not loss.requires_grad

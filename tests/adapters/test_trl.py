@@ -18,12 +18,12 @@ from trl_runs import Remembering, settings, some_policy, trainer
 
 from lldlib.adapters import trl as adapter
 from lldlib.adapters.trl import LLDGRPOTrainer
-from lldlib.losses.objective import LossInputs, compute_loss, needs
+from lldlib.losses import LossInputs, compute_loss, needs, regularizers
+from lldlib.policy.load import save_policy
 from lldlib.policy.score import score
 from lldlib.rollout.batch import collate
 from lldlib.runs.folder import Run
-from lldlib.runs.report import write_report
-from lldlib.train.warmstart import save_policy
+from lldlib.show.compare import write_report
 
 LLDS = {"llds_coef": 0.7}
 LP_REG = {"lp_reg_coef": 0.3, "lp_reg_quantile": 0.5}
@@ -55,11 +55,9 @@ class Recorder:
 
         monkeypatch.setattr(LLDGRPOTrainer, "_compute_loss", compute)
 
-    def regularizers(self, config, x, preserved, actions):
+    def regularizers(self, config, x, counts):
         """The real terms; what they are is kept."""
-        from lldlib.adapters.terms import regularizers
-
-        loss, stats = regularizers(config, x, preserved, actions)
+        loss, stats = regularizers(config, x, counts)
         gradient = None
         if loss.requires_grad:
             parameters = list(self.model.parameters())

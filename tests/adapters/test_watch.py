@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from lldlib.adapters.watch import PHASES, Probe, Seen, Watch, episode_record, measure, read_spans
+from lldlib.adapters.watch import (
+    PHASES,
+    Probe,
+    Seen,
+    Watch,
+    episode_record,
+    given_spans,
+    measure,
+    read_spans,
+)
 from lldlib.adapters.watch import runs as runs_of
 from lldlib.runs.folder import Run
 from lldlib.runs.glossary import describe
@@ -31,6 +40,8 @@ def test_spans_are_read_off_the_policys_tokens_alone():
     assert labels[0].tolist() == [free] + [query] * 3 + [none] * 3 + [free] + [answer] * 3
     assert labels[1].tolist() == [answer] * 3 + [none] * 8
     assert searches == [1, 0]
+    told = [labels[0].tolist(), [answer] * 3]  # a rollout gives them without padding
+    assert given_spans(told, tokens).tolist() == labels.tolist()
 
 
 def test_an_episode_is_told_turn_by_turn():

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from lldlib.config import LossConfig
-from lldlib.recipes import METHODS, loss_here
+from lldlib.recipes import METHODS, WORLD
 
 from .timing import Measurement
 from .trainer import TimedTrainer
@@ -43,7 +43,7 @@ def compare(work: Workload, repeats: int) -> list[Measurement]:
     """The seconds of a step by each preset, as multiples of those of a GRPO step."""
     others = [name for name in METHODS if name != "grpo"]
     ratios: dict[str, list[float]] = {name: [] for name in others}
-    losses = [work.config.loss, *map(loss_here, others)]
+    losses = [work.config.loss, *map(WORLD.loss_of, others)]
     for rollout, (grpo, *seconds) in _repeated(work, losses, repeats):
         for name, taken in zip(others, seconds, strict=True):
             ratios[name].append((rollout + taken) / (rollout + grpo))

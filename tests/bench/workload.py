@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lldlib.config import TrainConfig
 from lldlib.policy.load import Policy, load_as
-from lldlib.recipes import collapse_config
+from lldlib.recipes import WORLD, train_config
 from lldlib.types import Episode, Question
 from lldlib.world.environment import Environment, open_environment
 
@@ -23,9 +23,9 @@ class Workload:
 
     @classmethod
     def make(cls, policy: str, **overrides: object) -> "Workload":
-        """`overrides` are those of `collapse_config`; the learning rate is constant throughout."""
-        config = collapse_config(
-            "grpo", SEED, **overrides | {"policy": policy, "warmup_batches": 0}
+        """`overrides` are those of `train_config`; the learning rate is constant throughout."""
+        config = train_config(
+            "grpo", SEED, policy, recipe=WORLD, **overrides | {"warmup_batches": 0}
         )
         policy = load_as(config.policy, config.load)
         return cls(config, overrides, policy, open_environment(config))

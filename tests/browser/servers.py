@@ -37,7 +37,9 @@ def serve(command: list[str], port: int, home: Path, path: str) -> Iterator[None
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "notebooks"), os.environ.get("PYTHONPATH", "")]
+        ),
         "TMPDIR": str(home / "tmp"),
         "JUPYTER_CONFIG_DIR": str(home / "config"),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from servers import ROOT, WAIT, jupyterlab, voila
 
-from lldlib.recipes import collapse_config
+from lldlib.recipes import train_config
 from lldlib.runs.folder import Run
 
 CHROMIUM = shutil.which("chromium")
@@ -152,7 +152,7 @@ def steer(page, folder: Callable[[], Path], shots: Path) -> None:
     knob = turned(page, folder)
     # it was turned between two batches, whichever were going when the click arrived
     assert knob["step"] >= 1
-    assert knob["loss"]["llds_coef"] == collapse_config("llds", 0).loss.llds_coef
+    assert knob["loss"]["llds_coef"] == train_config("llds", 0).loss.llds_coef
     reaches(page, r"A: (\d+) of", knob["step"] + 1)
     assert curve(page) != before
     button(page, "Pause").click()

@@ -5,16 +5,19 @@ from torch import Tensor, nn
 
 
 def make_optimizer(
-    model: nn.Module, lr: float, betas: tuple[float, float]
+    model: nn.Module,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """AdamW without weight decay; paged and with 8-bit moments for a 4-bit model on a GPU.
+    """AdamW; paged and with 8-bit moments for a 4-bit model on a GPU.
 
     Raises ValueError if the model has nothing to train.
     """
     parameters = list(trainable(model).values())
     if not parameters:
         raise ValueError("the policy has no weights to train: load a quantised one with lora=...")
-    settings = {"lr": lr, "betas": betas, "weight_decay": 0.0}
+    settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
     if getattr(model, "is_loaded_in_4bit", False) and parameters[0].is_cuda:
         from bitsandbytes.optim import PagedAdamW8bit
 

@@ -1,11 +1,28 @@
-"""What every symbol of the notebooks means: as written there, with its shape.
+"""The glossary page: every logged key and every symbol of the notebooks, for readers on GitHub.
 
-A letter can stand for more than one thing, as in the papers; each meaning has a line of its own.
-Shapes use the letters of `lldlib.types`.
+`python notebooks/glossary_page.py` writes GLOSSARY.md anew. A letter can stand for more than one
+thing, as in the papers; each meaning has a line of its own. Shapes use the letters of
+`lldlib.types`.
 """
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+from lldlib.files import markdown_table, write_whole
+from lldlib.runs.glossary import GLOSSARY
+
+PAGE = Path(__file__).resolve().with_name("GLOSSARY.md")
+VERBATIM = re.compile(r"(`[^`]*`|\$[^$]*\$)|[|*_<]")  # kept as it is | escaped
+
+INTRODUCTION = """# Glossary
+
+Every key that a run logs and every symbol of the notebooks. Made of `lldlib/runs/glossary.py` and
+`notebooks/glossary_page.py` by `python notebooks/glossary_page.py`: change those, not this page.
+
+"Batch" is a rollout batch; `k` in a key is the number of an action, `<reason>` a reason to stop.
+Log-probs are natural logarithms, in nats.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,8 +112,8 @@ SYMBOLS: tuple[Symbol, ...] = _symbols(
     ("K", "K", "scalar", "a number of actions or of the k largest"),
 )
 
-_NOT_SYMBOLS = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\*?\{[^{}]*\}")
-_PIECE = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+NOT_SYMBOLS = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\*?\{[^{}]*\}")
+PIECE = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
 GREEK = set(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho "
     "sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split()
@@ -108,5 +125,34 @@ def letters_of(formula: str) -> set[str]:
 
     Words of two letters and more are labels or functions, not symbols.
     """
-    pieces = _PIECE.findall(_NOT_SYMBOLS.sub(" ", formula))
+    pieces = PIECE.findall(NOT_SYMBOLS.sub(" ", formula))
     return {p for p in pieces if len(p) == 1 or (p[0] == "\\" and p[1:] in GREEK)}
+
+
+def glossary_page() -> str:
+    """The page's text: a table of symbols, then a table of keys for each family of keys."""
+    symbols = [(f"${s.written}$", s.shape, s.meaning) for s in SYMBOLS]
+    parts = [INTRODUCTION, "## Symbols\n", _table(("symbol", "shape", "meaning"), symbols)]
+    families = dict.fromkeys(key.partition("/")[0] for key in GLOSSARY)
+    for family in families:
+        rows = [
+            (f"`{key}`", metric.formula, metric.unit, metric.healthy)
+            for key, metric in GLOSSARY.items()
+            if key.partition("/")[0] == family
+        ]
+        head = ("key", "formula", "unit", "a healthy run")
+        parts += [f"## Keys: {family}\n", _table(head, rows)]
+    return "\n".join(parts)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return markdown_table(head, [[_cell(text) for text in row] for row in rows]) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Escape what Markdown would read, outside code and formulas; a bar would end the cell."""
+    return VERBATIM.sub(lambda found: found[0] if found[1] else f"\\{found[0]}", text)
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, glossary_page())

@@ -1,23 +1,20 @@
-"""From run folders alone to a table and figures."""
+"""From run folders to a row each: summaries, arms, and comparisons between arms."""
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from matplotlib.figure import Figure
+import pandas as pd
+from scipy.stats import binomtest
 
+from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import find_collapse
-from lldlib.show import curves as figures
+from lldlib.runs.phases import alarm_of, find_collapse
 
 WINDOW = 10  # rollout batches in a mean reward
 LOGGING = ("eval_every", "probe_every", "checkpoint_every", "rollouts_logged")
 UNLIKE = ("seed", "created", "versions", "device", *LOGGING)  # in which runs of one arm may differ
-MAX_ARMS = 4  # whose curves one figure can hold
 SHORT = {"llds_coef": "λ", "updates_per_batch": "updates", "lp_reg_coef": "β"}
 COLUMNS = {
     "arm": "arm",
@@ -42,12 +39,13 @@ def arm_labels(runs: Sequence[Run]) -> list[str]:
     A setting that one of them does not hold, because it was recorded before there was one, is no
     difference.
     """
-    configs = [_flat(run.config) for run in runs]
+    configs = [flat(run.config, UNLIKE) for run in runs]
     labels = []
     for config in configs:
         peers = [peer for peer in configs if peer["method"] == config["method"]]
         keys = [k for k, v in config.items() if any(peer.get(k, v) != v for peer in peers)]
-        labels.append(" ".join([config["method"], *(_setting(k, config[k]) for k in keys)]))
+        settings = (f"{SHORT.get(key, key)}={value_text(config[key])}" for key in keys)
+        labels.append(" ".join([config["method"], *settings]))
     return labels
 
 
@@ -58,9 +56,9 @@ def summarise(run: Run) -> dict[str, Any]:
     batches, held-out EM is the last one and the best one before the collapse. The settings that
     sweeps vary come along.
     """
-    config, rewards = run.config, run.series("reward/mean")[1]
-    starts = range(max(1, len(rewards) - WINDOW + 1)) if rewards else ()
-    means = [fmean(rewards[start : start + WINDOW]) for start in starts]
+    config, rewards = run.config, pd.Series(run.series("reward/mean")[1], dtype=float)
+    # of whole windows alone; a run that is shorter is averaged whole
+    means = rewards.rolling(min(WINDOW, max(1, len(rewards)))).apply(fmean, raw=True).dropna()
     collapse = find_collapse(run.column("reward/mean"))
     exams = list(zip(*run.series("eval/heldout_em"), strict=True))
     before = [em for step, em in exams if collapse.batch is None or step < collapse.batch]
@@ -69,11 +67,11 @@ def summarise(run: Run) -> dict[str, Any]:
         "arm": config["method"],
         "method": config["method"],
         "seed": config["seed"],
-        "peak_reward": max(means, default=None),
-        "end_reward": means[-1] if means else None,
+        "peak_reward": None if means.empty else float(means.max()),
+        "end_reward": None if means.empty else float(means.iloc[-1]),
         "collapsed_at": collapse.batch,
         "for_good": None if collapse.batch is None else collapse.for_good,
-        "alarm_at": figures.alarm_of(run),
+        "alarm_at": alarm_of(run),
         "heldout_em": exams[-1][1] if exams else None,
         "heldout_em_best_before_collapse": max(before, default=None),
         "seconds": sum(seconds) if seconds else None,
@@ -86,11 +84,10 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
+def summary_table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; a hyphen stands for None."""
-    lines = [list(COLUMNS.values()), ["---"] * len(COLUMNS)]
-    lines += [[_cell(row[key]) for key in COLUMNS] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    cells = [[_cell(row[key]) for key in COLUMNS] for row in rows]
+    return markdown_table(list(COLUMNS.values()), cells) + "\n"
 
 
 def paired(rows: Sequence[Row], arm_a: str, arm_b: str, key_a: str, key_b: str) -> dict[str, Any]:
@@ -126,82 +123,26 @@ def share_interval(hits: int, total: int) -> tuple[float, float]:
     """
     if not 0 <= hits <= total or total == 0:
         raise ValueError(f"{hits} of {total} is no share: give 0 <= hits <= total, total over 0")
-    p, z2 = hits / total, 1.96**2
-    half = math.sqrt(z2 * (p * (1 - p) / total + z2 / (4 * total * total)))
-    middle, scale = p + z2 / (2 * total), 1 + z2 / total
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    interval = binomtest(hits, total).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
-def write_report(run_paths: Sequence[Path | str], out: Path | str) -> list[Path]:
-    """Write table.md, summary.json and the figures these runs allow to `out`; returns the files.
-
-    Curves show every arm, or of more than 4 the first and the one with the highest end reward.
-
-    Raises ValueError without runs, FileNotFoundError for a folder that is no run.
-    """
-    if not run_paths:
-        raise ValueError("no run folders given: name at least one")
-    runs = [Run(path) for path in run_paths]
-    arms, rows = defaultdict(list), []
-    for label, run in zip(arm_labels(runs), runs, strict=True):
-        arms[label].append(run)
-        rows.append(summarise(run) | {"arm": label})
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    table, summary = out / "table.md", out / "summary.json"
-    table.write_text(markdown_table(rows), encoding="utf-8")
-    summary.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    drawn = _figures(arms, rows)
-    return [
-        table,
-        summary,
-        *(figures.save(figure, out / f"{n}.png") for n, figure in drawn.items()),
-    ]
+def value_text(value: Any) -> str:
+    """A setting as one writes it: 10, 0.2, 3e-4, a name."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if value and abs(value) < 1e-3:
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+    return f"{value:g}"
 
 
-def _figures(arms: dict[str, list[Run]], rows: list[dict[str, Any]]) -> dict[str, Figure]:
-    """The figures for which the runs hold enough."""
-    finished = [row for row in rows if row["end_reward"] is not None]
-    shown = _shown(arms, finished)
-    drawn = {"collapse": figures.collapse_figure(shown)}
-    probed = {arm: runs[0] for arm, runs in shown.items() if runs[0].series("probe/logp")[0]}
-    if probed:
-        drawn["probe"] = figures.probe_figure(probed)
-    if len(arms) > 1 and finished:
-        drawn["methods"] = figures.methods_figure(finished)
-    weighed = [row for row in finished if row["method"] in ("grpo", "llds")]
-    if len({row["llds_coef"] for row in weighed}) > 1:
-        drawn["lambda"] = figures.lambda_figure(weighed)
-    for method in sorted({row["method"] for row in finished}):
-        swept = [row for row in finished if row["method"] == method]
-        if all(len({row[key] for row in swept}) > 1 for key in ("lr", "updates_per_batch")):
-            ax = figures.sweep_heatmap(swept, "lr", "updates_per_batch", "end_reward")
-            drawn[f"sweep_{method}"] = ax.figure
-    return drawn
-
-
-def _shown(arms: dict[str, list[Run]], rows: list[dict[str, Any]]) -> dict[str, list[Run]]:
-    """The arms whose curves are drawn."""
-    if len(arms) <= MAX_ARMS:
-        return arms
-    first, *others = arms
-    ends = {arm: [row["end_reward"] for row in rows if row["arm"] == arm] for arm in others}
-    best = max(others, key=lambda arm: fmean(ends[arm]) if ends[arm] else -math.inf)
-    return {arm: arms[arm] for arm in (first, best)}
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make an arm, the nested ones with the outer ones."""
-    flat = {}
+def flat(config: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a run's config.json, the nested ones beside the outer ones."""
+    found = {}
     for key, value in config.items():
-        if key not in UNLIKE:
-            flat |= _flat(value) if isinstance(value, Mapping) else {key: value}
-    return flat
-
-
-def _setting(key: str, value: Any) -> str:
-    text = figures.tick(value) if isinstance(value, (int, float)) else str(value)
-    return f"{SHORT.get(key, key)}={text}"
+        if key not in without:
+            found |= flat(value, without) if isinstance(value, Mapping) else {key: value}
+    return found
 
 
 def _cell(value: Any) -> str:

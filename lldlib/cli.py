@@ -1,0 +1,436 @@
+"""The command line: `python -m lldlib demo | train | evaluate | serve | report | ...`.
+
+A command is a function: its docstring is the help text, its parameters are the flags. The commands
+import what takes seconds when they run.
+"""
+
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lldlib.config import (
+    HELDOUT_QUESTIONS,
+    ExamConfig,
+    LoadConfig,
+    RolloutConfig,
+    SftConfig,
+    TrainConfig,
+    WarmstartConfig,
+    data_dir,
+    train_config_from,
+)
+from lldlib.files import write_json, write_whole
+from lldlib.recipes import METHODS, train_config
+
+ABOUT = "A search agent whose training by GRPO collapses, and what saves it."
+CONTROL_SEED = 1  # of the permuted facts
+CORES = os.cpu_count() or 1  # processes that keep this machine busy
+QLORA = LoadConfig(quantize="nf4", lora_rank=16, dtype="bfloat16", gradient_checkpointing=True)
+
+Bare = tyro.conf.arg(name="")  # the fields' flags have no prefix
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code: 2 after an error that the user can mend."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        return tyro.extras.subcommand_cli_from_dict(
+            commands(arguments), args=arguments, prog="python -m lldlib", description=ABOUT
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; what is written can be resumed", file=sys.stderr)
+        return 130
+
+
+@dataclass(frozen=True)
+class Named:
+    """The flags of train from which the defaults of the others follow."""
+
+    method: str = "grpo"
+    policy: str = "tiny"
+
+
+def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
+    """The commands by name; method and policy in `arguments` give the defaults of train."""
+    named = Named()
+    if "train" in arguments[:1]:
+        named, _ = tyro.cli(Named, args=arguments[1:], return_unknown_args=True, add_help=False)
+    start = train_config(named.method, seed=0, policy=named.policy)
+    return {
+        "demo": demo,
+        "train": partial(train, config=start),
+        "evaluate": evaluate,
+        "serve": serve,
+        "report": report,
+        "sweep": sweep,
+        "warmstart": partial(warmstart, out=data_dir() / "tiny"),
+        "sft": sft,
+        "fit": partial(fit, load=QLORA),
+    }
+
+
+# -- the lab ---------------------------------------------------------------------------------------
+
+
+def demo(
+    seeds: tuple[int, ...] = (0,),
+    out: Path = Path("runs/demo"),
+    jobs: int = CORES,
+    steps: int = 50,
+    policy: str = "tiny",
+) -> int:
+    """Watch GRPO collapse and GRPO+LLDS live: both are trained side by side from the same start.
+
+    Ends with a table, figure.png and summary.json in the folder --out. Run it again to go on after
+    an interruption; what is done is skipped.
+
+    Args:
+        seeds: two runs for each
+        out: folder for the runs, the figure and the summary
+        jobs: runs at the same time; one core each
+        steps: rollout batches of each run; the recorded runs begin with the same ones
+        policy: "tiny" is the built-in searcher; else a Hugging Face name or path
+    """
+    from lldlib.show.curves import collapse_figure
+    from lldlib.show.style import save
+    from lldlib.train import studies
+
+    rows, runs, failures = studies.demo(out, seeds, jobs, steps=steps, policy=policy)
+    if rows:
+        figure = save(collapse_figure(runs), out / "figure.png")
+        print(f"\n{studies.table(rows)}\n\nfigure:  {figure}\nsummary: {out / 'summary.json'}")
+    return _complain(failures)
+
+
+def train(
+    config: Annotated[TrainConfig, Bare], out: Path = Path("runs/train"), resume: bool = False
+) -> int:
+    """Train one searcher, from its warm start, into a run folder.
+
+    Every setting starts from the method's preset: at the demo's setting for the tiny searcher, at
+    that of the papers for any other policy. Interrupted, even by kill -9, it goes on with --resume
+    and gives the numbers of an unbroken run.
+
+    Methods: ALL_METHODS.
+
+    Args:
+        out: the run folder: settings, metrics, rollouts, checkpoints
+        resume: go on with the run in --out, by the settings saved there
+    """
+    from tqdm import tqdm
+
+    from lldlib.train.run import TrainingRun, status
+
+    _one_thread()
+    if resume and config != train_config(config.method, seed=0, policy=config.policy):
+        raise ValueError("--resume goes on by the run's own settings: give it only --out")
+    run = TrainingRun(config, out, resume=resume)
+    total, done = run.trainer.config.steps, run.trainer.step_index
+    with tqdm(total=total, initial=done, desc=out.name, unit="batch") as bar:
+
+        def on_step(index: int, metrics: dict[str, float]) -> None:
+            bar.set_postfix_str(status(metrics, run.monitor.phase), refresh=False)
+            bar.update()
+
+        run.run(on_step)
+    print(f"run folder: {out}")
+    return 0
+
+
+train.__doc__ = train.__doc__.replace("ALL_METHODS", ", ".join(METHODS))
+
+
+def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
+    """Make the table and the figures of recorded runs, from their folders alone.
+
+    Args:
+        runs: run folders, such as runs/demo/*-seed0
+        out: folder for table.md, summary.json and the figures
+    """
+    from lldlib.show.compare import write_report
+
+    files = write_report(runs, out)
+    print(files[0].read_text(encoding="utf-8"))
+    print("\n".join(map(str, files)))
+    return 0
+
+
+def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
+    """Train a grid of runs at the demo's setting over all cores, such as:
+
+    python -m lldlib sweep --grid method=grpo,llds seed=0,1,2 lr=2e-4,4e-4 --out runs/sweep
+
+    Each cell has a folder; unfinished ones are resumed, finished ones skipped. The rows of all
+    whole runs are in sweep.json. A setting of LLDS or Lp-Reg is left out for methods without that
+    term.
+
+    Args:
+        grid: settings as name=value,value; method and seed are needed
+        out: folder for the runs and sweep.json
+        jobs: runs at the same time; one core each
+    """
+    from lldlib.train.sweep import SUMMARY, parse_grid, sweep
+
+    failures = sweep(parse_grid(grid), out, jobs)
+    print(f"rows: {out / SUMMARY}")
+    return _complain(failures)
+
+
+def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path) -> int:
+    """Make the tiny searcher from nothing, by supervised training on noisy demonstrations.
+
+    Takes some minutes on one core, and writes over what the folder --out holds.
+
+    Args:
+        out: the policy's folder
+    """
+    from lldlib.policy.load import save_policy
+    from lldlib.train.supervised import warm_start
+    from lldlib.world.atlas import World
+
+    _one_thread()
+    policy = warm_start(World.load(), config)
+    save_policy(policy, out)
+    print(f"policy: {out}")
+    _print_heldout(policy, train_config("grpo", seed=0).rollout)
+    return 0
+
+
+# -- real models -----------------------------------------------------------------------------------
+
+
+def sft(
+    config: Annotated[SftConfig, Bare], out: Path = Path("runs/sft"), resume: bool = False
+) -> int:
+    """Teach a real model the protocol: supervised steps on trajectories from gold passages, such as
+
+    python -m lldlib sft --files hotpotqa_distractor_train.jsonl --policy smollm2 --out runs/sft
+
+    The trained policy, adapters merged, ends up in the folder policy of --out. Interrupted, the run
+    goes on with --resume.
+
+    Args:
+        out: the run folder
+        resume: go on with the run in --out, by the settings saved there
+    """
+    from lldlib.train.supervised import SftRun
+
+    if not config.files and not resume:
+        raise ValueError("name the train files with gold passages: --files FILE ...")
+    if config.files and resume:
+        raise ValueError("--resume goes on by the run's own settings: give it only --out")
+    SftRun(config, out, resume=resume).run()
+    print(f"policy: {out / 'policy'}")
+    return 0
+
+
+def fit(
+    policy: str,
+    gpu: float,
+    load: LoadConfig,
+    rows: int = 4,
+    rollouts: int = 40,
+    tokens: int = 2048,
+    reference: bool = True,
+) -> int:
+    """Say before anything is downloaded whether training fits on a GPU, part by part.
+
+    Counted from the model's configuration by a step without storage; the CUDA context is a guess.
+
+    Args:
+        policy: such as Qwen/Qwen2.5-3B; "tiny", a folder, or a Hugging Face name
+        gpu: memory of the GPU in GB (1e9 bytes)
+        rows: episodes scored or trained at a time
+        rollouts: episodes generated at the same time
+        tokens: of the longest episode, passages included
+        reference: the loss has a KL to the reference policy
+    """
+    from lldlib.policy.load import LoraSettings
+    from lldlib.policy.memory import Shape, estimate
+
+    found = estimate(
+        policy,
+        gpu,
+        Shape(rows, rollouts, tokens),
+        quantize=load.quantize,
+        lora=LoraSettings(load.lora_rank, load.lora_alpha) if load.lora_rank else None,
+        dtype=load.dtype,
+        gradient_checkpointing=load.gradient_checkpointing,
+        reference=reference,
+    )
+    print(found.table())
+    return 0 if found.fits else 1
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whom to ask what."""
+
+    run: Path | None = None  # a run folder with checkpoints
+    checkpoint: int | None = None  # of that run: its batch number; the latest if left out
+    policy: str | None = None  # "tiny", or a Hugging Face name or path
+    load: LoadConfig = field(default_factory=LoadConfig)  # of the policy of --policy
+    benchmarks: Path | None = None  # folder of normalised JSONL files, or hub: Hugging Face
+    tasks: tuple[str, ...] = ("all",)  # all, qa, maths, single tasks, or files of the folder
+    retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
+    corpus: Path | None = None  # passages for bm25, as JSONL
+    index: Path | None = None  # folder for bm25's index on disk; large corpora: runs/index
+    out: Path | None = None  # folder for predictions, summary.json and table.md
+    against: Path | None = None  # the --out of another policy: compare question by question
+    exam: Annotated[ExamConfig, Bare] = field(default_factory=ExamConfig)
+
+    def names(self) -> dict[str, Any]:
+        """What the answers depend on besides the exam's own settings."""
+        return {
+            "policy": self.policy,
+            "run": None if self.run is None else str(self.run),
+            "checkpoint": self.checkpoint,
+            "load": asdict(self.load),
+            "retriever": self.retriever,
+            "corpus": None if self.corpus is None else self.corpus.name,
+        }
+
+
+def evaluate(asked: Annotated[Asked, Bare]) -> int:
+    """Ask questions: benchmarks from a folder, or the held-out ones of the world.
+
+    Name a policy or a run. With --benchmarks and --out: exact match and F1 with 95 % intervals,
+    searches and length, beside the papers' rows; every answer is kept, and the same command goes on
+    after an interruption. Without: the held-out questions of the world, asked again where its facts
+    are permuted; a searcher that reads answers from the permuted passages, one that remembers gives
+    the true answers.
+    """
+    if (asked.run is None) == (asked.policy is None):
+        raise ValueError("name what to evaluate: either --run DIR or --policy NAME")
+    if asked.run is None and asked.checkpoint is not None:
+        raise ValueError("--checkpoint belongs to --run: a policy has no checkpoints")
+    if asked.benchmarks is not None:
+        return _benchmarks(asked)
+    if asked.out is not None or asked.corpus is not None:
+        raise ValueError("--out and --corpus belong to benchmarks: name their folder, --benchmarks")
+    _one_thread()
+    _print_heldout(*_policy(asked))
+    return 0
+
+
+def _policy(asked: Asked) -> tuple[Any, RolloutConfig]:
+    from lldlib.evaluate.heldout import policy_of
+    from lldlib.policy.load import load_as
+    from lldlib.runs.folder import Run
+
+    if asked.run is None:
+        return load_as(asked.policy, asked.load), train_config("grpo", seed=0).rollout
+    run = Run(asked.run)
+    return policy_of(run, asked.checkpoint), train_config_from(run.config).rollout
+
+
+def _benchmarks(asked: Asked) -> int:
+    from lldlib.evaluate.exam import Exam, prediction_file
+    from lldlib.evaluate.scores import compare, read_predictions, score_task
+    from lldlib.evaluate.tables import evaluation_report
+    from lldlib.retrieval import NoRetriever
+    from lldlib.retrieval.choose import open_retriever
+    from lldlib.world.answers import need_math_verify
+    from lldlib.world.benchmarks import find_tasks, load_benchmark, load_from_hub
+
+    if asked.out is None:
+        raise ValueError("name a folder for the predictions: --out DIR")
+    asked.exam.check()
+    folder = None if str(asked.benchmarks) == "hub" else asked.benchmarks
+    tasks = find_tasks(asked.tasks, folder)
+    if any(task.kind == "maths" for task in tasks):
+        need_math_verify()
+    questions = [load_benchmark(t, folder) if folder else load_from_hub(t) for t in tasks]
+    if any(task.kind == "qa" for task in tasks):
+        retriever = open_retriever(asked.retriever, asked.corpus, asked.index)
+    else:  # maths is answered without search
+        retriever = NoRetriever()
+    exam = Exam(_policy(asked)[0], retriever, asked.exam, asked.out, asked.names())
+    scores, pairs = [], []
+    for task, of_task in zip(tasks, questions, strict=True):
+        answers = exam.ask(task, of_task, progress=True)
+        scores.append(score_task(task.title, task.kind, answers))
+        if asked.against is not None:
+            others = read_predictions(prediction_file(asked.against, task))
+            pairs.append(compare(task.title, answers, others))
+    table = evaluation_report(asked.policy or str(asked.run), scores, pairs)
+    summary = {"tasks": [s.summary() for s in scores], "against": [asdict(p) for p in pairs]}
+    write_json(asked.out / "summary.json", asked.names() | summary)
+    write_whole(asked.out / "table.md", table)
+    print(f"{table}\nanswers: {asked.out}")
+    return 0
+
+
+def serve(
+    corpus: Path,
+    index: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    topk: int = 3,
+) -> int:
+    """Serve a corpus to rollouts over HTTP, by the /retrieve protocol of Search-R1.
+
+    Args:
+        corpus: passages as JSONL
+        index: folder for the index on disk; large corpora: runs/index
+        host: address to listen at
+        port: 0: any free one
+        topk: passages per query where the client names no number
+    """
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        raise ValueError("serving needs fastapi and uvicorn: pip install -e '.[benchmarks]'")
+    from lldlib.retrieval.choose import open_bm25
+    from lldlib.retrieval.serve import make_app, serve
+
+    app = make_app(open_bm25(corpus, index), topk)
+    serve(app, host, port, lambda url: print(f"serving {url}", flush=True))
+    return 0
+
+
+# -- what they share -------------------------------------------------------------------------------
+
+
+def _print_heldout(policy: Any, rollout: RolloutConfig) -> None:
+    """Print held-out exact match and the permuted-facts control."""
+    from lldlib.evaluate.heldout import heldout_em, permuted_control
+    from lldlib.world.atlas import World
+    from lldlib.world.environment import fixed_questions
+
+    world = World.load()
+    questions = fixed_questions(world, HELDOUT_QUESTIONS, "heldout")
+    em = heldout_em(policy, world, questions, rollout)
+    control = permuted_control(policy, world, questions, rollout, seed=CONTROL_SEED)
+    print(f"held-out exact match                        {em:.3f}  ({len(questions)} questions)")
+    print(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
+    print(f"({control.questions} questions whose answer changed)")
+    print(f"on a permuted corpus, against true answers  {control.em_true:.3f}")
+
+
+def _one_thread() -> None:
+    """As in demo and sweep: the same numbers, and no slower at this size."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _complain(failures: dict[Path, str]) -> int:
+    """Say which runs failed; the exit code."""
+    for path, error in failures.items():
+        print(f"failed: {path}: {error}", file=sys.stderr)
+    return 1 if failures else 0

@@ -1,0 +1,288 @@
+"""The policy term: advantages, the clipped ratio, and which tokens are scaled or silenced."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lldlib.config import LossConfig
+from lldlib.losses.entropy import clip_cov_mask, top_entropy_mask
+from lldlib.losses.term import (
+    SHARE,
+    Counts,
+    LossInputs,
+    Metric,
+    Number,
+    RowOrToken,
+    Stats,
+    Term,
+    action_mean,
+    keep,
+    log_ratio,
+    per_token,
+    token_share,
+)
+
+Level = Literal["token", "sequence"]
+
+# -- group-relative advantages -------------------------------------------------------------------
+
+
+def group_advantages(
+    rewards: Float[Tensor, " B"],
+    group: Int[Tensor, " B"],
+    *,
+    scale: bool,
+    eps: float = 1e-6,
+) -> Float[Tensor, " B"]:
+    """(B,) reward minus its group's mean, divided by the group's deviation + eps if `scale`.
+
+    The deviation is the unbiased one (n - 1), as in the LLDS and Search-R1 code. A group of equal
+    rewards gets exactly 0. Rows may be in any order. Raises ValueError on a group of one.
+    Source: GRPO 2402.03300 section 4.1.2 (`scale=True`); Dr. GRPO 2503.20783 (`scale=False`).
+    """
+    rewards = rewards.float()
+    numbers, index, size = group.unique(return_inverse=True, return_counts=True)
+    if len(size) and int(size.min()) < 2:
+        lonely = int(numbers[size.argmin()])
+        raise ValueError(f"group {lonely} has one rollout: a group needs at least 2 to compare")
+    centred = rewards - (_group_sum(rewards, index, len(numbers)) / size)[index]
+    if scale:
+        variance = _group_sum(centred.square(), index, len(numbers)) / (size - 1)
+        centred = centred / (variance.sqrt()[index] + eps)
+    # rounding of the mean must not turn a tie into a tiny negative advantage
+    return torch.where(_mixed(rewards, index, len(numbers))[index], centred, 0.0)
+
+
+def mixed_group_share(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> float:
+    """The share of groups, 0 to 1, whose rewards are not all equal: only these give a gradient."""
+    numbers, index = group.unique(return_inverse=True)
+    return float(_mixed(rewards, index, len(numbers)).float().mean())
+
+
+def _group_sum(
+    values: Float[Tensor, " B"], index: Int[Tensor, " B"], groups: int
+) -> Float[Tensor, " P"]:
+    return values.new_zeros(groups).index_add(0, index, values)
+
+
+def _mixed(rewards: Float[Tensor, " B"], index: Int[Tensor, " B"], groups: int) -> Tensor:
+    """(P,) True where a group holds two different rewards."""
+    empty = rewards.new_zeros(groups)
+    least = empty.scatter_reduce(0, index, rewards, "amin", include_self=False)
+    most = empty.scatter_reduce(0, index, rewards, "amax", include_self=False)
+    return least < most
+
+
+# -- the clipped surrogate of GRPO, Clip-Higher, GSPO and Lp-Reg ---------------------------------
+
+
+def policy_gradient(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    clip_low: Number = 0.2,
+    clip_high: Number = 0.2,
+    level: Level = "token",
+    ratio_cap: Number | None = None,
+) -> Float[Tensor, "B T"]:
+    """Per-token surrogate to minimise: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+
+    r is `importance_ratio`; `old_logp` and `advantages` are constants. `ratio_cap` = U is the hard
+    clip of Lp-Reg's printed objective, -clip(r, 0, U) A (2510.03222 Eq. 6): there is then no min
+    and no lower clip, `clip_low` and `clip_high` are not used, and above U a token of either sign
+    has no gradient. (Lp-Reg's code clips to [0, 10] inside the max: its cap binds for A > 0 only.)
+    Source: GRPO 2402.03300 Eq. 3; Clip-Higher (clip_high > clip_low), DAPO 2503.14476; GSPO
+    2507.18071 (`level="sequence"`, with "seq-mean-token-mean").
+    """
+    ratio = importance_ratio(logp, old_logp, action_mask, level)
+    advantage = per_token(advantages, action_mask)
+    if ratio_cap is not None:
+        return keep(-ratio.clamp(max=ratio_cap) * advantage, action_mask)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return keep(-torch.minimum(ratio * advantage, clipped * advantage), action_mask)
+
+
+def importance_ratio(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    action_mask: Bool[Tensor, "B T"],
+    level: Level,
+) -> Float[Tensor, "B T"]:
+    """(B, T) likelihood ratio of the new to the old policy, 1 outside the mask.
+
+    "token": r_t = exp(logp - old_logp). "sequence" (GSPO): every token of a row carries the value
+    s = exp(mean_t (logp - old_logp)) and its own gradient, s_t = stop(s) pi_t / stop(pi_t).
+    Log-ratios are clamped to +-20 nats. Raises ValueError on an unknown `level`.
+    """
+    step = log_ratio(logp, old_logp, action_mask)
+    if level == "token":
+        return step.exp()
+    if level == "sequence":
+        mean = step.detach().sum(1, keepdim=True) / action_mask.sum(1, keepdim=True).clamp(min=1)
+        return torch.where(action_mask, mean + step - step.detach(), 0.0).exp()
+    raise ValueError(f"unknown ratio level {level!r}: use 'token' or 'sequence'")
+
+
+def clipped_tokens(
+    ratio: Float[Tensor, "B T"],
+    advantages: RowOrToken,
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    clip_low: Number,
+    clip_high: Number,
+    ratio_cap: Number | None = None,
+) -> Bool[Tensor, "B T"]:
+    """(B, T) True where the clip leaves no gradient: r is out of range on the side of A."""
+    if ratio_cap is not None:
+        return action_mask & (ratio > ratio_cap)
+    advantage = per_token(advantages, action_mask)
+    above = (advantage > 0) & (ratio > 1 + clip_high)
+    below = (advantage < 0) & (ratio < 1 - clip_low)
+    return action_mask & (above | below)
+
+
+# -- NTHR: scale down the wrong responses' tokens that hurt the right ones (arXiv 2505.18830) ----
+
+
+def prediction_error(
+    logits: Float[Tensor, "B T V"], tokens: Int[Tensor, "B T"]
+) -> Float[Tensor, "B T V"]:
+    """(B, T, V) e_token - softmax(logits): minus the gradient of -ln pi(token) in the logits.
+
+    Keep only the columns of tokens that occur in the responses where V is large, as the paper does.
+    """
+    return torch.nn.functional.one_hot(tokens.long(), logits.shape[-1]) - logits.float().softmax(-1)
+
+
+@torch.no_grad()
+def nthr_weights(
+    hidden: Float[Tensor, "B T H"],
+    prediction_errors: Float[Tensor, "B T V"],
+    advantages: Float[Tensor, " B"],
+    group: Int[Tensor, " B"],
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    beta: Number = 1.0,
+) -> Float[Tensor, "B T"]:
+    """(B, T) factor on negative advantages: eta on selected tokens of wrong rows, 1 elsewhere.
+
+    `hidden`: the last layer's state that predicts token t; `prediction_errors`: of
+    `prediction_error`. In each group right rows have A > 0, wrong ones A < 0, and p is the share of
+    right rows. A wrong token is selected if its `nthr_scores` exceeds beta times the least mean
+    score of a right row; eta = 2 |0.5 - p|. A group that is all right or all wrong keeps factor 1.
+    All rows of a group must be present. Source: 2505.18830 (training: beta 1).
+    """
+    weights = torch.ones(action_mask.shape, device=action_mask.device)
+    right, wrong = advantages > 0, advantages < 0
+    for number in group.unique():
+        rows = group == number
+        mask = action_mask[rows]
+        reference = right[rows] & mask.any(1)
+        if not reference.any():
+            continue
+        scores = nthr_scores(hidden[rows], prediction_errors[rows], right[rows], mask)
+        row_means = scores.sum(1) / mask.sum(1).clamp(min=1)
+        threshold = beta * row_means[reference].min()
+        selected = wrong[rows, None] & mask & (scores > threshold)
+        eta = 2 * (0.5 - right[rows].float().mean()).abs()
+        weights[rows] = torch.where(selected, eta, 1.0)
+    return weights
+
+
+@torch.no_grad()
+def nthr_scores(
+    hidden: Float[Tensor, "B T H"],
+    prediction_errors: Float[Tensor, "B T V"],
+    right: Bool[Tensor, " B"],
+    action_mask: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """(B, T) how much raising each token raises the right rows of its one group; 0 off the mask.
+
+    s = sum over tokens k of right rows of <g_k, g> <h_k, h> = g^T M h with M = sum_k g_k h_k^T
+    (V, H), where g is the prediction error and h the hidden state. Source: 2505.18830.
+    """
+    outside = ~action_mask[..., None]
+    g = prediction_errors.float().masked_fill(outside, 0.0)
+    h = hidden.float().masked_fill(outside, 0.0)
+    influence = torch.einsum("btv,bth->vh", g[right], h[right])
+    return ((g @ influence) * h).sum(-1)
+
+
+# -- the term ------------------------------------------------------------------------------------
+
+
+def _value(
+    config: LossConfig, x: LossInputs, counts: Counts | None
+) -> tuple[Float[Tensor, ""], Stats]:
+    """Only here are negative advantages scaled and tokens silenced; the divisor stays the same."""
+    clip = {
+        "clip_low": config.clip_low,
+        "clip_high": config.clip_high,
+        "ratio_cap": config.ratio_cap,
+    }
+    advantages = _scaled_advantages(config, x)
+    term = policy_gradient(
+        x.logp, x.old_logp, advantages, x.action_mask, level=config.ratio_level, **clip
+    )
+    if config.top_entropy < 1:
+        loud = top_entropy_mask(x.entropy, x.action_mask, config.top_entropy)
+        term = torch.where(loud, term, 0.0)
+    if config.clip_cov_share:
+        dropped = clip_cov_mask(
+            x.logp,
+            x.advantages,
+            x.action_mask,
+            share=config.clip_cov_share,
+            generator=x.generator,
+        )
+        term = torch.where(dropped, 0.0, term)
+    with torch.no_grad():
+        ratio = importance_ratio(x.logp, x.old_logp, x.action_mask, config.ratio_level)
+        clipped = clipped_tokens(ratio, advantages, x.action_mask, **clip)
+        count = None if counts is None else counts.actions
+        stats = {
+            "policy/clip_share": token_share(clipped, x.action_mask, count),
+            "policy/ratio_max": torch.where(x.action_mask, ratio, 0.0).amax(),
+        }
+    return action_mean(term, config, x, counts), stats
+
+
+def _scaled_advantages(config: LossConfig, x: LossInputs) -> Float[Tensor, "B T"]:
+    advantages = x.advantages[:, None].expand(x.logp.shape)
+    weight = x.negative_token_weights if config.nthr else 1.0
+    return torch.where(advantages < 0, config.negative_weight * weight * advantages, advantages)
+
+
+def _needs(config: LossConfig) -> set[str]:
+    wanted = {
+        "entropy": config.top_entropy < 1,
+        "generator": config.clip_cov_share != 0,
+        "negative_token_weights": config.nthr,
+    }
+    return {name for name, is_wanted in wanted.items() if is_wanted}
+
+
+POLICY = Term(
+    "policy",
+    None,
+    _value,
+    needs=_needs,
+    metrics={
+        "policy/clip_share": Metric(
+            "clipped tokens",
+            "action tokens silenced by the clip / action tokens",
+            SHARE,
+            "a few percent",
+        ),
+        "policy/ratio_max": Metric(
+            "largest ratio",
+            "mean over updates of max over action tokens of exp(logp - old_logp)",
+            "ratio",
+            "1 at a batch's first update, then single digits; it inflates in a spiral",
+        ),
+    },
+)

@@ -1,0 +1,251 @@
+"""Studies of several runs or of one batch: the demo, the point of no return, a batch dissected."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from lldlib.config import LossConfig
+from lldlib.files import write_json
+from lldlib.losses import group_advantages, llds_gate, lp_reg_mask
+from lldlib.policy.score import score_sorted
+from lldlib.recipes import WORLD, train_config
+from lldlib.rollout.batch import collate
+from lldlib.runs.folder import CONFIG, Run
+from lldlib.runs.phases import collapse_batch, phases_of
+from lldlib.runs.summary import COLUMNS as TITLES
+from lldlib.runs.summary import summarise
+from lldlib.train.run import TrainingRun, status
+from lldlib.train.sweep import Cell, train_cells, train_with_bar
+from lldlib.train.trainer import Trainer
+from lldlib.types import Batch, TokenInfo
+
+ARMS = ("grpo", "llds")
+COLUMNS = (  # of the demo's summary.json
+    *("arm", "seed", "peak_reward", "end_reward", "collapsed_at", "alarm_at", "heldout_em"),
+    "seconds",
+)
+SUMMARY = "no_return.json"
+
+Row = Mapping[str, Any]
+
+
+# -- the demo --------------------------------------------------------------------------------------
+
+
+def demo(
+    out: Path, seeds: Sequence[int], jobs: int, **overrides: object
+) -> tuple[list[Row], dict[str, list[Run]], dict[Path, str]]:
+    """Train both arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
+
+    Writes summary.json (the rows) there; returns the rows, the runs by arm and what went wrong, by
+    folder. `overrides` are those of `recipes.train_config`.
+    """
+    cells = [
+        Cell(out / f"{arm}-seed{seed}", train_config(arm, seed, recipe=WORLD, **overrides))
+        for seed in dict.fromkeys(seeds)
+        for arm in ARMS
+    ]
+    failures = _train_with_lines(cells, jobs)
+    runs = [Run(cell.path) for cell in cells if cell.path not in failures]
+    rows = [{key: row[key] for key in COLUMNS} for row in map(summarise, runs)]
+    if runs:
+        write_json(out / "summary.json", rows)
+    by_arm = {arm: [run for run in runs if run.config["method"] == arm] for arm in ARMS}
+    return rows, {arm: found for arm, found in by_arm.items() if found}, failures
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as aligned text; a hyphen stands for None."""
+    frame = pd.DataFrame(rows).rename(columns=TITLES).fillna(float("nan"))
+    return frame.to_string(index=False, na_rep="-", float_format="{:.3g}".format)
+
+
+def _train_with_lines(cells: Sequence[Cell], jobs: int) -> dict[Path, str]:
+    """`train_cells` with a progress line per run."""
+    bars = {
+        cell.path: tqdm(total=cell.config.steps, desc=cell.path.name, position=place, unit="batch")
+        for place, cell in enumerate(cells)
+    }
+
+    def on_batch(cell: Cell, done: int, line: str) -> None:
+        bar = bars[cell.path]
+        bar.set_postfix_str(line, refresh=False)
+        bar.update(done - bar.n)
+
+    def on_end(cell: Cell, error: str | None) -> None:
+        if error is None:  # perhaps a run that was finished before
+            run = Run(cell.path)
+            on_batch(cell, cell.config.steps, status(run.metrics[-1], phases_of(run)[-1]))
+        else:
+            bars[cell.path].set_postfix_str("failed")
+
+    try:
+        return train_cells(cells, jobs, keep_checkpoints=True, on_batch=on_batch, on_end=on_end)
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+# -- the point of no return ------------------------------------------------------------------------
+
+
+def no_return(
+    out: Path, seeds: Sequence[int], jobs: int, *, every: int, window: int, **overrides: object
+) -> tuple[list[Row], dict[Path, str]]:
+    """Branch each seed's GRPO run off its checkpoints with LLDS switched on; who lives?
+
+    The run left alone is `out`/seed=S/alone, with a checkpoint each `every` batches. From every
+    checkpoint in the `window` batches before its collapse a branch, `out`/seed=S/llds_from=K, goes
+    on with LLDS to the same last batch. All of it can be resumed. Writes `out`/no_return.json;
+    returns its rows and what went wrong, by folder. A row is a branch: `seed`, `branched_at`,
+    `lived` (it never fell under the collapse line), `collapsed_at` and `end_reward`, the last two
+    and `alarm_at` also of the run left alone, as `..._alone`. A seed that did not collapse, or has
+    no such checkpoint, has no row. `overrides` are those of `recipes.train_config`.
+    """
+    alone = {
+        seed: Cell(
+            out / f"seed={seed}" / "alone",
+            train_config("grpo", seed, recipe=WORLD, **overrides | {"checkpoint_every": every}),
+        )
+        for seed in dict.fromkeys(seeds)
+    }
+    failures = train_with_bar(list(alone.values()), jobs, keep_checkpoints=True)
+    branches = {
+        (seed, step): Cell(cell.path.parent / f"llds_from={step}", cell.config)
+        for seed, cell in alone.items()
+        if cell.path not in failures
+        for step in branch_points(Run(cell.path), window)
+    }
+    for (seed, step), cell in branches.items():
+        if not (cell.path / CONFIG).is_file():
+            llds = train_config("llds", seed, recipe=WORLD, **overrides)
+            knobs = {"method": "llds", "loss": llds.loss}
+            run = TrainingRun.branch(Run(alone[seed].path), step, cell.path, **knobs)
+            run.writer.close()
+    failures |= train_with_bar(list(branches.values()), jobs, keep_checkpoints=False)
+    rows = [
+        branch_row(Run(alone[seed].path), Run(cell.path), step)
+        for (seed, step), cell in branches.items()
+        if cell.path not in failures
+    ]
+    write_json(out / SUMMARY, rows)
+    return rows, failures
+
+
+def branch_points(run: Run, window: int) -> list[int]:
+    """The checkpoints of the last `window` batches before the collapse; none without a collapse."""
+    collapse = collapse_batch(run.column("reward/mean"))
+    if collapse is None:
+        return []
+    return [step for step, _ in run.checkpoints if max(1, collapse - window) <= step <= collapse]
+
+
+def branch_row(alone: Run, branch: Run, step: int) -> Row:
+    """What became of a branch, beside the run left alone."""
+    left, mine = summarise(alone), summarise(branch)
+    return {
+        "seed": left["seed"],
+        "branched_at": step,
+        "lived": mine["collapsed_at"] is None,
+        "collapsed_at": mine["collapsed_at"],
+        "end_reward": mine["end_reward"],
+    } | {f"{key}_alone": left[key] for key in ("collapsed_at", "alarm_at", "end_reward")}
+
+
+def points_of_no_return(rows: Sequence[Row]) -> dict[int, int | None]:
+    """The latest batch, per seed, from which a branch lived; None where all died."""
+    return {
+        seed: max(
+            (r["branched_at"] for r in rows if r["seed"] == seed and r["lived"]), default=None
+        )
+        for seed in sorted({row["seed"] for row in rows})
+    }
+
+
+# -- a batch dissected -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dissected:
+    """One trajectory of the batch."""
+
+    question: str
+    reward: float
+    advantage: float
+    tokens: list[TokenInfo]
+
+
+def dissect(trainer: Trainer, loss: LossConfig) -> list[Dissected]:
+    """Train one batch and say what its updates did to each token of each of its trajectories.
+
+    The batch is trained by the trainer's own settings; gates and protection are those of `loss`.
+    Nothing is logged: use a run that may be thrown away.
+    """
+    config, policy = trainer.config, trainer.policy
+    before, temperature = copy.deepcopy(policy.model), config.rollout.temperature
+    _, episodes = trainer.step()
+    batch = collate(episodes)
+    advantages = group_advantages(batch.rewards, batch.group, scale=config.loss.scale_advantage)
+    with torch.no_grad():
+        old = score_sorted(before, batch, temperature, proxy=loss)
+        new = score_sorted(policy.model, batch, temperature)
+    decode = policy.tokenizer.decode
+    texts = [[decode([t]) for turn in e.turns for t in turn.tokens] for e in episodes]
+    roles = [[turn.role for turn in e.turns for _ in turn.tokens] for e in episodes]
+    rows = batch_tokens(texts, roles, batch, old.logp, new.logp, old.proxy_logp, advantages, loss)
+    return [
+        Dissected(e.question.text, e.reward, float(a), tokens)
+        for e, a, tokens in zip(episodes, advantages, rows, strict=True)
+    ]
+
+
+def batch_tokens(
+    texts: Sequence[Sequence[str]],
+    roles: Sequence[Sequence[str]],
+    batch: Batch,
+    old_logp: Float[Tensor, "B T"],
+    new_logp: Float[Tensor, "B T"],
+    proxy_logp: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    config: LossConfig,
+) -> list[list[TokenInfo]]:
+    """Every row token by token: its change over the updates, LLDS's gate, Lp-Reg's protection.
+
+    `texts` and `roles` are row by row and as long as the row. Gate and protection follow `config`,
+    whatever its weights; a gate is known on rows with advantage >= 0 and a protection on the rest,
+    since each term acts there alone. `old_logp` is of the sampling policy, as is `proxy_logp`.
+    """
+    mask = batch.action_mask
+    gate_open = llds_gate(
+        new_logp, old_logp, advantages, mask, config.llds_gate, config.llds_preserve
+    )
+    protected = lp_reg_mask(
+        old_logp,
+        proxy_logp,
+        advantages,
+        mask,
+        quantile=config.lp_reg_quantile,
+        selection=config.lp_reg_selection,
+    )
+    rows = []
+    for b, (words, authors) in enumerate(zip(texts, roles, strict=True)):
+        good = bool(advantages[b] >= 0)
+        rows.append([TokenInfo(word, role) for word, role in zip(words, authors, strict=True)])
+        for t in mask[b].nonzero()[:, 0].tolist():
+            rows[b][t] = TokenInfo(
+                text=words[t],
+                role="action",
+                logp=float(old_logp[b, t]),
+                change=float(new_logp[b, t] - old_logp[b, t]),
+                gate_open=bool(gate_open[b, t]) if good else None,
+                protected=None if good else bool(protected[b, t]),
+            )
+    return rows

@@ -1,0 +1,313 @@
+"""Supervised training on lessons: one loop makes the tiny searcher and warm-starts real models.
+
+A model that never uses the tags earns nothing, and GRPO has nothing to compare.
+"""
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from lldlib.config import DemonstrationConfig, LoadConfig, SftConfig, WarmstartConfig
+from lldlib.policy.load import Policy, load_as, save_policy, tiny_model, word_tokenizer
+from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
+from lldlib.policy.score import score
+from lldlib.retrieval import BM25Retriever
+from lldlib.rollout.batch import collate
+from lldlib.rollout.loop import TokenText
+from lldlib.runs.folder import Run, RunWriter
+from lldlib.train import lessons
+from lldlib.types import Episode
+from lldlib.world.answers import normalise_answer
+from lldlib.world.atlas import World, vocabulary
+from lldlib.world.protocol import MATHS, TINY, search_protocol
+
+DRAWS = 50  # trajectories tried for one that fits in max_tokens
+PLAIN = DemonstrationConfig(
+    corrupt=0.03, stop_early=0.1, filler_words=1.0, filler_words_failing=1.0
+)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Learning rate: a linear warm-up, then a linear decay to the share `floor`."""
+
+    lr: float
+    steps: int
+    warmup: int
+    floor: float = 0.0
+
+    def at(self, step: int) -> float:
+        """The learning rate of update `step`."""
+        rising = min(1.0, (step + 1) / max(1, self.warmup))
+        return self.lr * (rising * max(self.floor, 1 - step / self.steps))
+
+
+class Supervised:
+    """AdamW on -mean log pi over the policy's tokens of the episodes that `draw(step)` gives."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        rate: Rate,
+        draw: Callable[[int], list[Episode]],
+        *,
+        weight_decay: float = 0.0,
+        grad_clip: float = 1.0,
+        rows: int | None = None,  # episodes scored at a time; None: all
+        autocast: bool = False,  # matrix products in bfloat16
+    ):
+        self.policy, self.rate, self.draw = policy, rate, draw
+        self.grad_clip, self.rows, self.autocast = grad_clip, rows, autocast
+        self.step_index = 0
+        self.optimizer = make_optimizer(policy.model, rate.lr, weight_decay=weight_decay)
+
+    def step(self) -> dict[str, float]:
+        """One optimiser update; returns its metrics."""
+        started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate.at(self.step_index)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, tokens = self._backward(self.draw(self.step_index))
+        parameters = list(trainable(self.policy.model).values())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip)
+        self.optimizer.step()
+        self.step_index += 1
+        return {
+            "sft/loss": loss,
+            "sft/tokens": tokens,
+            "grad/norm": float(norm),
+            "update/lr": self.optimizer.param_groups[0]["lr"],
+            "time/step": time.perf_counter() - started,
+        }
+
+    def _backward(self, episodes: list[Episode]) -> tuple[float, int]:
+        """Gradient of the loss, some rows of similar length at a time; the loss, its tokens."""
+        episodes = sorted(episodes, key=_length)
+        total = sum(len(t.tokens) for e in episodes for t in e.turns if t.role == "action")
+        model, loss = self.policy.model.train(), 0.0
+        device, rows = next(model.parameters()).device, self.rows or len(episodes)
+        for start in range(0, len(episodes), rows):
+            part = episodes[start : start + rows]
+            batch = collate(part)
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
+                scores = score(model, batch.to(device), 1.0)
+            term = -scores.logp.sum() / total
+            term.backward()
+            loss += float(term.detach())
+        model.eval()
+        return loss, total
+
+    def run(self, *, progress: bool = True) -> Policy:
+        """All updates that are left; returns the policy."""
+        steps = self.rate.steps
+        with tqdm(total=steps, initial=self.step_index, disable=not progress) as bar:
+            while self.step_index < steps:
+                bar.set_postfix(loss=f"{self.step()['sft/loss']:.3f}", refresh=False)
+                bar.update()
+        return self.policy
+
+
+def _length(episode: Episode) -> int:
+    return sum(len(turn.tokens) for turn in episode.turns)
+
+
+# -- small models from nothing ---------------------------------------------------------------------
+
+
+def make_tiny(world: World, config: WarmstartConfig) -> Policy:
+    """An untrained searcher whose vocabulary covers world, protocol and filler."""
+    extra = f"{TINY.prompt('')} {TINY.invalid_message} find so".split()
+    words = list(dict.fromkeys([*vocabulary(world), *extra, *lessons.FILLER]))
+    tokenizer = word_tokenizer(words)
+    model = tiny_model(
+        len(tokenizer),
+        width=config.width,
+        layers=config.layers,
+        heads=config.heads,
+        seed=config.seed,
+    )
+    return Policy(model, tokenizer)
+
+
+def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
+    """A tiny searcher from nothing or from another; one config, one set of weights on a machine.
+
+    The facts are permuted afresh all through it, so that remembering an answer never pays and the
+    searcher has to read; no true fact is ever shown.
+    """
+    policy = load_as(config.start, LoadConfig()) if config.start else make_tiny(world, config)
+    rng = random.Random(config.seed)
+    text, permuted, retriever = TokenText(policy.tokenizer), world, None
+
+    def draw(step: int) -> list[Episode]:
+        nonlocal permuted, retriever
+        if step % config.steps_per_world == 0:
+            permuted = world.permuted(config.seed * 1_000_003 + step).all_as("train")
+            retriever = BM25Retriever(permuted.passages("train"))
+        questions = permuted.sample_questions(rng, config.batch, "train", config.hop_weights)
+        style = PLAIN if step < config.plain_steps else config.demonstrations
+        return [
+            lessons.lesson_episode(
+                q, lessons.atlas_lesson(permuted, q, retriever, rng, style), text, TINY
+            )
+            for q in questions
+        ]
+
+    rate = Rate(config.lr, config.steps, config.warmup, floor=0.05)
+    return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
+
+
+def sums_policy(seed: int, config: lessons.SumsConfig) -> Policy:
+    """A small model taught sums step by step; one seed gives one set of weights."""
+    top = config.terms * (max(lessons.DIGITS) + max(lessons.SLIPS))
+    numbers = [str(number) for number in range(min(lessons.SLIPS), top + 1)]
+    words = [*numbers, "+", "=", "?", ".", "wait", *lessons.LINKS, "\\boxed{", "}"]
+    tokenizer = word_tokenizer([*words, *MATHS.instruction.split()])
+    sizes = {"width": config.width, "layers": config.layers, "heads": config.heads}
+    policy = Policy(tiny_model(len(tokenizer), **sizes, seed=seed), tokenizer)
+    text, rng = TokenText(tokenizer), random.Random(seed)
+    questions = lessons.sum_questions(len(lessons.DIGITS) ** config.terms, seed, config)
+
+    def draw(step: int) -> list[Episode]:
+        return [
+            lessons.lesson_episode(q, lessons.sum_lesson(q, rng, config), text, MATHS)
+            for q in rng.choices(questions, k=config.batch)
+        ]
+
+    rate = Rate(config.lr, config.steps, warmup=20, floor=0.02)
+    return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=False)
+
+
+# -- real models -----------------------------------------------------------------------------------
+
+
+class SftRun(Supervised):
+    """A warm start tied to a run folder; the trained policy ends up in its folder `policy`.
+
+    What a step draws is a function of (seed, step), so a run resumed from a checkpoint gives the
+    numbers of an unbroken one on the CPU.
+    """
+
+    def __init__(self, config: SftConfig, out: Path, *, resume: bool = False):
+        self.out = Path(out)
+        if resume:
+            config = sft_config_from(Run(out).config)
+        self.config = config
+        self.files = [lessons.load_gold_paths(file) for file in config.files]
+        super().__init__(
+            load_as(config.policy, config.load),
+            Rate(config.lr, config.steps, config.warmup),
+            self._draw,
+            grad_clip=config.grad_clip,
+            rows=config.rows,
+            autocast=config.autocast,
+        )
+        self.text = TokenText(self.policy.tokenizer)
+        if resume:
+            self._resume()
+        else:
+            versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+            described = dataclasses.asdict(config) | {"versions": versions}
+            self.writer = RunWriter.create(self.out, described)
+
+    def _resume(self) -> None:
+        run = Run(self.out)
+        if run.checkpoints:
+            tensors, state = run.load_checkpoint(None)
+            unpack(tensors, self.policy.model, self.optimizer)
+            self.step_index = state["step"]
+        self.writer = RunWriter.resume(self.out, self.step_index)
+
+    def run(self, *, progress: bool = True) -> Policy:
+        """All steps that are left; then the policy is saved, its adapters merged into it."""
+        super().run(progress=progress)
+        self.writer.close()
+        self.policy = self._merged()
+        save_policy(self.policy, self.out / "policy")
+        return self.policy
+
+    def step(self) -> dict[str, float]:
+        """One update, logged; a checkpoint where one is due."""
+        metrics = super().step()
+        done = self.step_index
+        self.writer.metrics(done - 1, metrics)
+        if done == self.config.steps or done % self.config.checkpoint_every == 0:
+            tensors = pack(self.policy.model, self.optimizer)
+            self.writer.checkpoint(done, tensors, {"step": done})
+        return metrics
+
+    def _draw(self, step: int) -> list[Episode]:
+        rng = random.Random(self.config.seed * 1_000_003 + step)
+        return [self._draw_one(rng) for _ in range(self.config.batch)]
+
+    def _draw_one(self, rng: random.Random) -> Episode:
+        config = self.config
+        weights = [len(file) ** 0.5 for file in self.files]  # a short one more often, not as often
+        for _ in range(DRAWS):
+            path = rng.choice(rng.choices(self.files, weights)[0])
+            episode = gold_episode(self.text, path, rng, config)
+            if _length(episode) <= config.max_tokens and (
+                not config.search or reads_answer(episode, self.policy.tokenizer)
+            ):
+                return episode
+        what = f"no trajectory of at most {config.max_tokens} tokens"
+        if not config.search:
+            raise ValueError(f"{what}: raise max_tokens")
+        raise ValueError(f"{what} shows its answer: raise max_tokens or passage_tokens")
+
+    def _merged(self) -> Policy:
+        """The policy without adapters; 4-bit weights are loaded anew in full for it."""
+        policy, load = self.policy, self.config.load
+        if not load.lora_rank:
+            return policy
+        if load.quantize:
+            full, trained = replace(load, quantize=None), trainable(policy.model)
+            policy = load_as(self.config.policy, full)
+            with torch.no_grad():
+                for name, parameter in trainable(policy.model).items():
+                    parameter.copy_(trained[name])
+        return replace(policy, model=policy.model.merge_and_unload())
+
+
+def gold_episode(
+    text: TokenText, path: lessons.GoldPath, rng: random.Random, config: SftConfig
+) -> Episode:
+    """The trajectory of one question: a search for each hop, or the answer at once."""
+    if config.search:
+        lesson = lessons.gold_lesson(path, rng, config.top_k)
+    else:
+        lesson = lessons.answer_at_once(path)
+    protocol = search_protocol(text.tokenizer)
+    return lessons.lesson_episode(path.question, lesson, text, protocol, config.passage_tokens)
+
+
+def reads_answer(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the answer stands in what the episode has read, or is a plain yes or no.
+
+    Cut passages often lose the answer; a trajectory that gives it all the same teaches guessing.
+    """
+    answer = normalise_answer(episode.answer or "")
+    if answer in ("yes", "no"):
+        return True
+    read = (tokenizer.decode(t.tokens) for t in episode.turns if t.role == "environment")
+    return f" {answer} " in f" {normalise_answer(' '.join(read))} "
+
+
+def sft_config_from(raw: dict) -> SftConfig:
+    """The SftConfig of a run folder's config.json; ValueError if it is of another kind."""
+    names = {field.name for field in dataclasses.fields(SftConfig)}
+    kept = {key: value for key, value in raw.items() if key != "versions"}
+    if other := ", ".join(sorted(names ^ kept.keys())):
+        raise ValueError(
+            f"this run's config.json differs in {other}: it is no warm start, or one of another "
+            "version; begin a new run"
+        )
+    return SftConfig(**(kept | {"files": tuple(kept["files"]), "load": LoadConfig(**kept["load"])}))

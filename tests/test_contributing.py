@@ -1,0 +1,109 @@
+"""CONTRIBUTING's recipe of a new term, carried out on a copy of the package and taken back."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STEP = re.compile(r"`(lldlib/[\w/]+\.py)`[^\n]*:\n\n```(python|diff)\n(.*?)```", re.DOTALL)
+SMALL = {"problems": 4, "group_size": 4, "updates_per_batch": 2, "eval_every": 0, "probe_every": 0}
+PROBE = """
+import json, sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from lldlib.config import LossConfig
+from lldlib.recipes import WORLD, train_config
+from lldlib.runs.glossary import describe
+from lldlib.show.controls import Knobs
+from lldlib.train.run import TrainingRun
+from lldlib.train.sweep import grid_cells, parse_grid
+
+out, overrides = Path(sys.argv[1]), json.loads(sys.argv[2])
+told = {"rows": {}}
+for coef in [0.0, 0.5] if hasattr(LossConfig, "nll_coef") else [None]:
+    weight = {} if coef is None else {"nll_coef": coef}
+    config = train_config("grpo", 0, recipe=WORLD, **overrides, **weight)
+    row = TrainingRun(config, out / str(coef)).step()
+    told["rows"][str(coef)] = {k: v for k, v in row.items() if not k.startswith("time/")}
+told["described"] = {key: describe(key).name for row in told["rows"].values() for key in row}
+told["knobs"] = {k: part.description for k, part in Knobs(lambda turned: None).parts.items()}
+try:
+    grid = parse_grid(["method=grpo,llds", "seed=0", "nll_coef=0,0.5"])
+    told["cells"] = [cell.config.loss.nll_coef for cell in grid_cells(grid, out)]
+except ValueError as error:
+    told["cells"] = str(error)
+print(json.dumps(told))
+"""
+
+
+def steps() -> list[tuple[str, str, str]]:
+    """(file, kind of block, block) in the page's order."""
+    return STEP.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+
+
+def carry_out(where: Path, *, back: bool = False) -> set[str]:
+    """Add the term, or take it out; returns the files touched."""
+    for name, kind, block in steps():
+        file = where / name
+        if kind == "python":
+            file.unlink() if back else file.write_text(block, encoding="utf-8")
+            continue
+        for hunk in block.split("\n\n"):
+            lines = hunk.splitlines()
+            old = "".join(f"{line[1:]}\n" for line in lines if line[0] == " ")
+            new = "".join(f"{line[1:]}\n" for line in lines)
+            if back:
+                old, new = new, old
+            text = file.read_text(encoding="utf-8")
+            assert text.count(old) == 1, f"{name} has not this place once:\n{old}"
+            file.write_text(text.replace(old, new), encoding="utf-8")
+    return {name for name, *_ in steps()}
+
+
+def sources(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text("utf-8") for p in folder.rglob("*.py")}
+
+
+def ask(where: Path, out: Path) -> dict:
+    """What the package in `where` says of itself; no one else's import path is in the way."""
+    command = [sys.executable, "-c", PROBE, str(out), json.dumps(SMALL)]
+    ran = subprocess.run(command, cwd=where, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    where = tmp_path / "copy"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "lldlib", where / "lldlib", ignore=ignored)
+    (where / "data").symlink_to(ROOT / "data")
+    return where
+
+
+def test_a_new_term_is_three_files_and_leaves_no_trace(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(copy))
+    before = ask(copy, tmp_path / "before")
+    assert "unknown setting 'nll_coef'" in before["cells"]
+
+    assert len(carry_out(copy)) == 3
+    style = ["check", "--select=E,F,I", "--ignore=F722,F821"], ["format", "--check"]
+    for command in style:
+        check = [sys.executable, "-m", "ruff", *command, "--line-length=100", "lldlib/losses"]
+        subprocess.run(check, cwd=copy, check=True)
+
+    after = ask(copy, tmp_path / "after")
+    off, on = after["rows"]["0.0"], after["rows"]["0.5"]
+    assert off == before["rows"]["None"]  # at weight 0, bit for bit
+    assert on["grad/norm"] != off["grad/norm"] and on["nll/value"] > 0  # the trainer adds and logs
+    assert after["described"]["nll/value"] == "NLL"
+    assert after["cells"] == [0.0, 0.5] * 2  # the sweep has it for every method
+    assert after["knobs"] == before["knobs"] | {"nll_coef": "NLL α"}
+
+    carry_out(copy, back=True)
+    assert sources(copy / "lldlib") == sources(ROOT / "lldlib")
