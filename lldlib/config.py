@@ -9,6 +9,7 @@ AnswerSchedule = Literal["none", "paper", "code"]
 Preserve = Literal["nonnegative", "positive"]
 Precision = Literal["float32", "bfloat16"]
 Kind = Literal["qa", "maths"]
+Rewards = Literal["true", "coin", "shuffled"]
 ExamHalf = Literal["validation", "test"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
@@ -114,8 +115,10 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW
     eval_every: int = 10  # batches between held-out evaluations (0 = never)
     probe_every: int = 1  # batches between scorings of the fixed probe set (0 = no probe set)
+    fresh_every: int = 0  # batches between displacements of rollouts not trained on (0 = never)
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
+    rewards: Rewards = "true"  # trained on; "coin", "shuffled" in their groups: causal controls
     micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)
     policy: str = "tiny"  # "tiny", "smollm2", or a Hugging Face model name or path
     method: str = "grpo"  # the preset that `loss` came from

@@ -112,6 +112,25 @@ GLOSSARY: dict[str, Metric] = {
         NATS,
         "above 0; the first action usually falls first",
     ),
+    **{
+        f"displacement/{rows}_{part}": Metric(
+            f"{rows}, {title}", f"mean new - old log-prob of a token of {what}", NATS, healthy
+        )
+        for rows, of in (
+            ("trained", "the rollout batch"),
+            ("fresh", "rollouts of the old policy on the same questions, not trained on"),
+        )
+        for part, title, what, healthy in (
+            ("positive", "positive", f"rows with A > 0 of {of}", "about 0"),
+            ("all", "all", f"all rows of {of}", "a little under 0"),
+        )
+    },
+    "displacement/trained": Metric(
+        "trained displacement",
+        "displacement/trained_positive - displacement/fresh_positive",
+        NATS,
+        "above 0: what is trained on falls less than what is not",
+    ),
     "displacement/share_fallen": Metric(
         "fallen responses",
         "correct responses with sum_t (new_logp - old_logp) < 0 / correct responses",

@@ -63,6 +63,26 @@ def displacement(
     return report
 
 
+def token_displacement(
+    name: str,
+    old_logp: Float[Tensor, "B T"],
+    new_logp: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    action_mask: Bool[Tensor, "B T"],
+) -> dict[str, float]:
+    """Mean new - old log-prob of an action token, in nats, of the rollouts called `name`.
+
+    Keys: `displacement/<name>_positive`, over rows with A > 0, which are the correct rows of groups
+    of mixed rewards; `displacement/<name>_all`, over all rows: about -KL(old || new) a token for
+    rollouts of the old policy that were not trained on.
+    """
+    change = new_logp - old_logp
+    return {
+        f"displacement/{name}_positive": mean_logp(change, action_mask & (advantages > 0)[:, None]),
+        f"displacement/{name}_all": mean_logp(change, action_mask),
+    }
+
+
 def likelihood(
     logp: Float[Tensor, "B T"],
     rewards: Float[Tensor, " B"],

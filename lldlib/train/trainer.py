@@ -23,11 +23,11 @@ from lldlib.policy.score import ROWS, Scores, score, score_sorted
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
-from lldlib.types import Batch, Episode
+from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
-QUESTIONS, SAMPLING, ORDER = range(3)  # purposes of random draws
+QUESTIONS, SAMPLING, ORDER, FRESH, CONTROL = range(5)  # purposes of random draws
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,15 @@ class Trainer:
         """One rollout batch with its updates; returns its metrics (see the glossary), episodes."""
         started = time.perf_counter()
         episodes, batch = self._collect()
+        fresh = self._fresh(episodes)
         rolled = time.perf_counter()
         prepared = self._prepare(batch, episodes)
         scored = time.perf_counter()
         metrics = self._update(prepared)
         updated = time.perf_counter()
         metrics |= self._measure(prepared, episodes)
+        if fresh is not None:
+            metrics |= self._fresh_displacement(prepared, *fresh)
         metrics |= {
             "time/rollout": rolled - started,
             "time/score": scored - rolled,
@@ -90,17 +93,46 @@ class Trainer:
         return metrics, episodes
 
     def _collect(self) -> tuple[list[Episode], Batch]:
-        config, split = self.config.rollout, self.environment.training(self.step_index)
-        rng = random.Random(self._seed(QUESTIONS))
+        split = self.environment.training(self.step_index)
         self.rollout.tool = split.tool
-        episodes = self.rollout.run(
+        rng = random.Random(self._seed(QUESTIONS))
+        chosen = rng.sample(split.questions, self.config.rollout.problems)
+        episodes = self._sample(chosen, SAMPLING)
+        batch = collate(episodes)
+        batch = dataclasses.replace(batch, rewards=self._trained_on(batch.rewards))
+        return episodes, batch.to(self.device)
+
+    def _sample(self, questions: list[Question], purpose: int) -> list[Episode]:
+        config = self.config.rollout
+        return self.rollout.run(
             self.policy.model,
-            rng.sample(split.questions, config.problems),
+            questions,
             samples=config.group_size,
             temperature=config.temperature,
-            generator=torch.Generator().manual_seed(self._seed(SAMPLING)),
+            generator=torch.Generator().manual_seed(self._seed(purpose)),
         )
-        return episodes, collate(episodes).to(self.device)
+
+    def _trained_on(self, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The rewards, or in a control a fair coin's, or theirs shuffled within each group."""
+        generator = torch.Generator().manual_seed(self._seed(CONTROL))
+        if self.config.rewards == "coin":
+            return torch.randint(2, rewards.shape, generator=generator).float()
+        if self.config.rewards == "shuffled":
+            groups = rewards.view(-1, self.config.rollout.group_size)
+            return groups.gather(
+                1, torch.rand(groups.shape, generator=generator).argsort(1)
+            ).flatten()
+        return rewards
+
+    @torch.no_grad()
+    def _fresh(self, episodes: list[Episode]) -> tuple[Batch, Float[Tensor, "B T"]] | None:
+        """Rollouts on the same questions that will not be trained on, with their log-probs."""
+        every = self.config.fresh_every
+        if not every or self.step_index % every:
+            return None
+        questions = [e.question for e in episodes[:: self.config.rollout.group_size]]
+        batch = collate(self._sample(questions, FRESH)).to(self.device)
+        return batch, self._scored(self.policy.model, batch).logp
 
     @torch.no_grad()
     def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
@@ -224,13 +256,29 @@ class Trainer:
     # -- measurements --------------------------------------------------------------------------
 
     @torch.no_grad()
+    def _fresh_displacement(
+        self, prepared: Prepared, fresh: Batch, old: Float[Tensor, "B T"]
+    ) -> dict[str, float]:
+        """How far the updates moved rows trained on, and rows of the same policy not trained on."""
+        advantages = group_advantages(fresh.rewards, fresh.group, scale=False)
+        row: dict[str, float] = {}
+        for name, batch, before, signs in (
+            ("trained", prepared.batch, prepared.old.logp, prepared.advantages),
+            ("fresh", fresh, old, advantages),
+        ):
+            new = self._scored(self.policy.model, batch).logp
+            row |= diagnostics.token_displacement(name, before, new, signs, batch.action_mask)
+        gap = row["displacement/trained_positive"] - row["displacement/fresh_positive"]
+        return row | {"displacement/trained": gap}
+
+    @torch.no_grad()
     def _measure(self, prepared: Prepared, episodes: list[Episode]) -> dict[str, float]:
         batch, scores = prepared.batch, prepared.old
         new = self._scored(self.policy.model, batch).logp
         mask, loss = batch.action_mask, self.config.loss
         std = batch.rewards.view(-1, self.config.rollout.group_size).std(1)
         row = {
-            "reward/mean": float(batch.rewards.mean()),
+            "reward/mean": float(torch.tensor([e.reward for e in episodes]).mean()),
             "reward/std": float(std.mean()),
             "reward/mixed_groups": float((std > 0).float().mean()),
             "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
