@@ -174,7 +174,7 @@ def test_its_exams_are_a_library_that_misses_and_one_hop_more():
 
 def test_a_run_in_the_shuffled_atlas_goes_on_as_if_it_had_not_stopped(tmp_path):
     config = replace(
-        collapse_config(
+        train_config(
             "grpo",
             0,
             steps=2,
