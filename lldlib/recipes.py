@@ -127,7 +127,7 @@ SHUFFLED = Recipe(
         "world": "shuffled",
         "steps": 80,
         "updates_per_batch": 16,
-        "lr": 1e-3,
+        "lr": 1.2e-3,
         "warmup_batches": 5,
         "grad_clip": 1.0,
         "eval_every": 10,
