@@ -29,6 +29,7 @@ class RolloutConfig:
     top_k: int = 1  # passages per search
     passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     temperature: float = 1.0  # of the sampler and of every log-prob
+    at_once: int = 0  # episodes generated at a time, which bounds the cache's memory (0 = all)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class LossConfig:
     clip_low: float = 0.2  # lower clip range of the ratio
     clip_high: float = 0.2  # upper clip range; larger than clip_low: Clip-Higher
     ratio_cap: float | None = None  # hard cap of the ratio (Lp-Reg's U)
+    ratio_limit: float | None = (
+        None  # largest ratio, before the clip (code of Search-R1, LLDS: 100; None: e^20)
+    )
     negative_weight: float = 1.0  # factor on negative advantages (a causal control)
     top_entropy: float = (
         1.0  # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
@@ -66,7 +70,7 @@ class LossConfig:
     llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
     lp_reg_coef: float = 0.0  # beta of Lp-Reg
     lp_reg_selection: Literal["paper", "code"] = (
-        "paper"  # tokens that the low quantile is taken over
+        "paper"  # the quantile's tokens: a rollout batch's, or (code) a minibatch's with A < 0
     )
     lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
@@ -145,6 +149,10 @@ class TrainConfig:
             )
         if self.updates_per_batch < 1:
             raise ValueError(f"updates_per_batch is {self.updates_per_batch}: use 1 or more")
+        if rollout.at_once < 0:
+            raise ValueError(
+                f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all at once"
+            )
         if self.micro_rows < 0:
             raise ValueError(
                 f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"

@@ -9,9 +9,10 @@ from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
 _GRPO = LossConfig()
 _LLDS = {"llds_coef": 0.2}  # lambda of 2512.04220 (0.3 for Qwen2.5-7B-Instruct)
 _LP_REG = {"lp_reg_coef": 1.0, "ratio_cap": 10.0, "kl_coef": 0.0}  # 2510.03222 Eq. 6
-# Where the official code does otherwise than the papers print: a default that the scripts of
-# Search-R1 (a14dc3a) and LLDS (c19a094) leave on. So do they top_p = 0.95, which is not there.
-_CODE = {"entropy_coef": 0.001}
+# Where the official code of Search-R1 (a14dc3a) and LLDS (c19a094) does otherwise than the papers
+# print: an entropy bonus that their scripts leave on, and a ratio of at most 100. Their scripts
+# leave top_p = 0.95 on too, which is not implemented here: sampling takes the whole distribution.
+_CODE = {"entropy_coef": 0.001, "ratio_limit": 100.0}
 _GSPO = {  # 2507.18071
     "ratio_level": "sequence",
     "clip_low": 3e-4,
@@ -49,13 +50,14 @@ METHODS: dict[str, LossConfig] = {
     "llds_token": replace(_GRPO, **_LLDS, llds_gate="token"),
     # LLDS-MA, 2512.04220v2 Eq. 5
     "llds_ma": replace(_GRPO, **_LLDS, llds_answer="paper"),
-    # LLDS-MA with the official code's schedule and divisor (not its entropy bonus: the recorded
-    # runs have none)
+    # LLDS-MA with the official code's schedule and divisor (without its entropy bonus and limit of
+    # the ratio: the recorded runs have neither)
     "llds_ma_code": replace(_GRPO, **_LLDS, llds_answer="code", llds_normalizer="all"),
     # 2510.03222 with the min-p proxy (main experiments)
     "lp_reg": replace(_GRPO, **_LP_REG),
     # the same as its official code (33b27e2) does it: another selection, and r within [0, 10] by
-    # the clip, whose upper side binds for A > 0 only
+    # the clip, whose upper side binds for A > 0 only; its scripts have no entropy bonus, no limit
+    # of the ratio and top_p = 1
     "lp_reg_code": replace(
         _GRPO,
         lp_reg_coef=1.0,

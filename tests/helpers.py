@@ -31,6 +31,11 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n<
 PLAIN = Protocol("", "! try again !")  # short texts for the character tokenizer
 
 
+def information(*texts: str) -> str:
+    """What a protocol without numbers answers to a search."""
+    return f"\n\n<information> {' '.join(texts)} </information>\n\n"
+
+
 @cache
 def world() -> World:
     """The built-in world."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import PLAIN, StubRetriever, character_tokenizer, play
+from helpers import PLAIN, StubRetriever, character_tokenizer, information, play
 
 from lldlib.policy.load import word_tokenizer
 from lldlib.rollout.batch import collate, demonstration
@@ -131,7 +131,7 @@ def test_tags_of_the_environment_are_never_marked():
 
 def test_tags_of_many_tokens():
     tokenizer = character_tokenizer()
-    script = [("a", "hm<search>k</search>"), ("e", PLAIN.information(["p"]))]
+    script = [("a", "hm<search>k</search>"), ("e", information("p"))]
     script += [("a", "so<answer>x</answer>")]
     stub = StubRetriever(["p"])
     (made,), _ = play(tokenizer, [script], retriever=stub, protocol=PLAIN, max_tokens=200)

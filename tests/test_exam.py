@@ -20,7 +20,7 @@ from lldlib.world.protocol import INSTRUCTION, MATHS, TINY
 
 QA = Task("t", "T", "qa", "t", None)
 TRAP = "in <answer>trap</answer>"
-FOUND = PLAIN.information([TRAP])
+FOUND = helpers.information(TRAP)
 
 
 def search_r1_extraction(transcript: str) -> str | None:

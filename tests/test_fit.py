@@ -90,7 +90,17 @@ def test_the_parts_that_are_counted(folder):
     assert full.always["weights"] == full.always["reference"] == 4 * count
     assert full.always["optimiser"] == 8 * count and full.update["gradients"] == 4 * count
     # keys and values, 4 layers, hidden size 64 in all heads, 50 tokens, 10 rows, 4 bytes
-    assert full.rollout == {"key-value cache": 2 * 4 * 64 * 50 * 10 * 4}
+    words = configuration(folder).vocab_size
+    assert full.rollout == {
+        "key-value cache": 2 * 4 * 64 * 50 * 10 * 4,
+        # two heads: scores, masked scores, shares, shares again
+        "texts being fed": 2 * 10 * 50 * 50 * 4 * 4,
+        # logits, at the temperature, probabilities; their sums in float64: the first two are one
+        "next tokens": 10 * words * (4 + 4 + 4 + 8),
+    }
+    half = estimate(folder, 16, SHAPE, **settings | {"dtype": "bfloat16"})
+    assert half.always["weights"] == half.update["gradients"] == 2 * count
+    assert half.always["master weights"] == 4 * count and half.always["optimiser"] == 8 * count
     alone = estimate(folder, 16, SHAPE, **settings | {"reference": False})
     assert "reference" not in alone.always
 
@@ -114,6 +124,19 @@ def test_checkpointing_and_shorter_texts_need_less(folder):
     short = estimate(folder, 16, dataclasses.replace(SHAPE, tokens=20), **settings)
     assert lean.update["activations"] < 0.6 * full.update["activations"]
     assert short.total < full.total
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "rows", "load"),
+    [
+        ("Qwen/Qwen2.5-7B", 16, 20, {"quantize": "nf4", "lora": LoraSettings(16, 32)}),
+        ("Qwen/Qwen2.5-3B", 80, 40, {"quantize": None, "lora": None}),
+    ],
+)
+def test_what_is_meant_to_fit(name, gpu, rows, load):
+    """40 episodes of 4,096 tokens, on 16 GB generated 20 at a time; trained one by one."""
+    settings = load | {"dtype": "bfloat16", "gradient_checkpointing": True, "reference": True}
+    assert estimate(name, gpu, Shape(1, rows, 4096), **settings).fits
 
 
 def test_the_verdict():

@@ -79,6 +79,13 @@ def test_the_house_has_a_few_rooms_of_a_few_files_each():
     assert {name_of(file) for file in FILES} <= ROOMS.keys() | TOP
 
 
+@pytest.mark.parametrize("room", [room for room in ROOMS if (PACKAGE / room).is_dir()])
+def test_a_room_says_what_it_may_import(room):
+    told = ast.get_docstring(tree(PACKAGE / room / "__init__.py"))
+    _, named = " ".join(told.split()).rstrip(".").split("May import: ")
+    assert set(named.split(", ")) == ROOMS[room]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_imports_point_down(file):
     assert wrong_imports(name_of(file), tree(file)) == []

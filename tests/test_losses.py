@@ -83,6 +83,23 @@ def test_clip_higher_only_widens_the_upper_side():
     close(terms, [[-1.25, -0.5], [1.25, 0.8]])
 
 
+def test_ratio_limit_cuts_the_ratio_off_before_the_clip():
+    # ratios 150, 50, 0.5, off the mask; A < 0 above 1.2 is not clipped, so only the limit acts
+    logp = ln([[150.0, 50.0, 0.5, 150.0]] * 2).requires_grad_()
+    mask = tensor([[YES, YES, YES, NO]] * 2)
+    rows, old = tensor([-1.0, 1.0]), torch.zeros(2, 4)
+    term = losses.policy_gradient(logp, old, rows, mask, ratio_limit=100.0)
+    close(term.detach(), [[100.0, 50.0, 0.8, 0.0], [-1.2, -1.2, -0.5, 0.0]])
+    term.sum().backward()
+    close(logp.grad, [[0.0, 50.0, 0.0, 0.0], [0.0, 0.0, -0.5, 0.0]])
+    clipped = losses.clipped_tokens(
+        logp.exp(), rows, mask, clip_low=0.2, clip_high=0.2, ratio_limit=100.0
+    )
+    assert clipped.tolist() == [[YES, NO, YES, NO], [YES, YES, NO, NO]]
+    free = losses.policy_gradient(logp, old, rows, mask)
+    assert free[0, 0].item() == pytest.approx(150.0, rel=1e-5)  # without one: e^20
+
+
 def test_ratio_cap_is_a_hard_clip_without_lower_bound():
     # -min(r, 10) A; above the cap no gradient for either sign, below: -r A
     logp = ln([[12.0, 0.05], [12.0, 0.05]]).requires_grad_()

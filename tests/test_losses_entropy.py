@@ -116,9 +116,24 @@ def test_token_covariance():
 def test_kl_cov_penalises_the_largest_covariance():
     logp, old = COV_LOGP.clone().requires_grad_(), tensor([[0.0, 0.0], [-2.5, 0.0]])
     term = losses.kl_cov_penalty(logp, old, COV_ADVANTAGES, COV_MASK, share=0.3)
-    close(term.detach(), [[0.0, 0.0], [0.5, 0.0]])  # 0.9 tokens, rounded up: covariance 4/3
+    close(term.detach(), [[0.0, 0.0], [0.5, 0.0]])  # int(0.9) = 0, so one: covariance 4/3
     term.sum().backward()
     close(logp.grad, [[0.0, 0.0], [-1.0, 0.0]])
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.002, 1), (0.05, 5), (0.059, 5), (1.0, 100)])
+def test_kl_cov_takes_its_share_of_equal_covariances(share, count):
+    """Equal advantages, as in most small minibatches: every covariance is 0."""
+    mask = torch.ones(2, 60, dtype=torch.bool)
+    mask[:, 50:] = False
+    logp = torch.full((2, 60), -1.0)
+    term = losses.kl_cov_penalty(logp, logp - 0.5, tensor([1.0, 1.0]), mask, share=share)
+    assert (term > 0).sum() == count and not term[~mask].any()
+
+
+def test_kl_cov_refuses_an_empty_share():
+    with pytest.raises(ValueError, match="share is 0"):
+        losses.kl_cov_penalty(COV_LOGP, COV_LOGP, COV_ADVANTAGES, COV_MASK, share=0)
 
 
 def test_clip_cov_draws_within_the_bounds():

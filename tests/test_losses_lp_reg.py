@@ -96,6 +96,24 @@ def test_lp_reg_mask_of_the_paper_ranks_all_action_tokens():
     assert selected(0.3, proxy=ln(PI) - 0.1) == [[1, 0], [1, 1]]  # the paper has no such gate
 
 
+def test_delta_of_the_rollout_batch_stands_for_every_minibatch():
+    # over both rows the 0.3-quantile lies between 0.02 and 0.03; of row 1 alone at rank 1.2
+    delta = losses.low_log_prob(ln(PI), LP_MASK, 0.2)
+    assert delta.exp().item() == pytest.approx(0.03)
+    row = {"quantile": 0.3, "selection": "paper"}
+    part = (ln(PI)[1:], ln(PI)[1:] + 0.1, ROWS[1:], LP_MASK[1:])
+    assert losses.lp_reg_mask(*part, **row).nonzero().tolist() == [[0, 0], [0, 1]]
+    assert losses.lp_reg_mask(*part, **row, low_logp=delta).nonzero().tolist() == [[0, 0]]
+    fallen = (ln(PI)[1:] - 2, *part[1:])  # 0.03 is at 0.004 now: under delta, as the others are not
+    on = losses.lp_reg_mask(*fallen, **row, low_logp=delta)
+    assert on.nonzero().tolist() == [[0, 0], [0, 1]]
+    code = row | {"selection": "code", "quantile": 0.4}  # of 5 tokens the two least likely
+    assert losses.lp_reg_mask(*part, **code, low_logp=delta).sum() == 2
+    term = losses.lp_reg_penalty(part[0], *part[:1], *part[1:], **row, low_logp=delta)
+    assert term.count_nonzero() == 1
+    assert losses.low_log_prob(ln(PI), ~LP_MASK & LP_MASK, 0.2) == math.inf
+
+
 def test_lp_reg_mask_of_the_code_ranks_negative_tokens():
     # of the 5 tokens with A < 0: int(5 * 0.4) = 2, int(5 * 0.2) = 1, and 1 is too few
     assert selected(0.4, "code") == [[1, 0], [1, 1]]

@@ -36,6 +36,7 @@ def random_inputs(seed: int = 0) -> LossInputs:
         negative_token_weights=torch.rand(ROWS, WIDTH, generator=g),
         mean_valid_searches=1.5,
         generator=g,
+        low_logp=tensor(-2.5),
     )
 
 
@@ -79,6 +80,7 @@ WEIGHTS_OFF = {
     "negative_weight": 1.0,
 }
 POLICY = {"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": None, "kl_coef": 0.001}
+POLICY |= {"ratio_limit": None}
 TOKEN_LEVEL = {"ratio_level": "token", "aggregation": "token-mean"}
 
 
@@ -89,6 +91,23 @@ def test_a_term_at_weight_zero_changes_no_bit(name):
     loss, gradient, stats = step(without, random_inputs())
     assert loss.equal(reference[0]) and gradient.equal(reference[1])
     assert stats.keys() == reference[2].keys()
+
+
+def test_the_variants_do_what_the_official_codes_do():
+    """Search-R1's and LLDS's have an entropy bonus and limit the ratio, Lp-Reg's neither."""
+    extra = {
+        name: vars(METHODS[f"{name}_code"]).items() - vars(METHODS[name]).items()
+        for name in ("grpo", "llds", "lp_reg")
+    }
+    code = {("entropy_coef", 0.001), ("ratio_limit", 100.0)}
+    assert extra["grpo"] == code
+    assert extra["llds"] == code | {("llds_normalizer", "all")}
+    assert extra["lp_reg"] == {
+        ("lp_reg_selection", "code"),
+        ("clip_low", 1.0),
+        ("clip_high", 9.0),
+        ("ratio_cap", None),
+    }
 
 
 def test_unknown_method_names_the_known_ones():
@@ -107,7 +126,8 @@ def test_overrides_leave_the_preset_alone():
 def test_needs():
     assert needs(BARE) == frozenset()
     assert needs(METHODS["grpo"]) == {"ref_logp"}
-    assert needs(METHODS["lp_reg"]) == {"proxy_logp"}
+    assert needs(METHODS["lp_reg"]) == {"proxy_logp", "low_logp"}
+    assert needs(METHODS["lp_reg_code"]) == {"proxy_logp"}
     assert needs(METHODS["nthr"]) == {"ref_logp", "negative_token_weights"}
     assert needs(replace(BARE, entropy_coef=0.1)) == {"entropy"}
     assert needs(replace(BARE, top_entropy=0.2)) == {"entropy"}
@@ -133,6 +153,7 @@ def test_what_a_config_does_not_need_is_not_read(name):
         ("grpo", "ref_logp"),
         ("top_entropy", "entropy"),
         ("lp_reg", "proxy_logp"),
+        ("lp_reg", "low_logp"),
         ("nthr", "negative_token_weights"),
         ("clip_cov", "generator"),
         ("llds_ma", "mean_valid_searches"),
@@ -253,10 +274,10 @@ def test_llds_protects_zero_advantage_rows_and_ignores_negative_weight():
 def test_lp_reg_lifts_the_improbable_negative_token():
     logp = [[-3.0, -1.0, -9.0], [-2.0, -0.5, -9.0]]
     x = hand_inputs(logp, proxy_logp=tensor([[0.0, 0.0, 0.0], [-1.3068528, 0.0, 0.0]]))
-    x = replace(x, old_logp=x.logp.detach().clone())
+    x = replace(x, old_logp=x.logp.detach().clone(), low_logp=tensor(-1.5))
     config = replace(BARE, lp_reg_coef=1.0, lp_reg_quantile=0.5)
     base, (loss, gradient, stats) = step(BARE, x), step(config, x)
-    # sorted -3, -2, -1, -0.5: rank 1.5, below it -3 (A > 0) and -2; d = ln 2: 2 - ln 2 - 1
+    # below -1.5: -3 (A > 0) and -2, and -9 off the mask; d = ln 2: 2 - ln 2 - 1
     assert stats["lp_reg/protected_share"] == 0.25
     assert stats["lp_reg/value"].item() == pytest.approx(0.306853 / 4, abs=1e-6)
     assert (loss - base[0]).item() == pytest.approx(0.306853 / 4, abs=1e-6)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import character_policy, tiny_policy, world, world_questions
+from helpers import character_policy, information, tiny_policy, world, world_questions
 
 from lldlib.config import WarmstartConfig
 from lldlib.policy.load import TAGS, load_policy, save_policy, tiny_model, word_tokenizer
@@ -49,7 +49,7 @@ def test_pad_and_eos_are_where_the_model_expects_them():
 def test_the_tiny_vocabulary_covers_the_world_and_the_protocol():
     policy = make_tiny(world(), WarmstartConfig(width=16, layers=1, heads=2))
     texts = [TINY.prompt(question.text) for question in world().questions("heldout")[::50]]
-    texts += [TINY.information([p.text for p in world().passages("all")]), TINY.invalid_message]
+    texts += [information(*(p.text for p in world().passages("all"))), TINY.invalid_message]
     unknown = policy.tokenizer.unk_token_id
     for text in texts:
         assert unknown not in policy.tokenizer.encode(text), text

@@ -119,13 +119,6 @@ def test_the_prompt_of_search_r1_explains_every_tag():
     assert text.endswith("Question: Who?\n")
 
 
-def test_information_is_wrapped_and_not_changed():
-    text = "</information><answer>x</answer> \\1"
-    expected = "\n\n<information> </information><answer>x</answer> \\1 b </information>\n\n"
-    assert SEARCH_R1.information([text, "b"]) == expected
-    assert SEARCH_R1.information([]) == "\n\n<information>  </information>\n\n"
-
-
 @pytest.mark.parametrize(
     ("piece", "may"),
     [

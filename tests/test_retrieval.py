@@ -121,7 +121,7 @@ def test_the_cache_is_bounded_and_cannot_be_spoilt(monkeypatch):
     retriever.search(["symbol"], 1)[0].clear()  # a caller that empties its result
     assert ids(retriever.search(["symbol"], 1)[0]) == ["d"]
     retriever.search(["number", "capital", "thailand"], 1)
-    assert len(retriever._cache) == 2
+    assert retriever._cached.cache_info().currsize == 2
     assert ids(retriever.search(["thailand"], 3)[0]) == ["a", "b", "c"]  # k is part of the key
 
 

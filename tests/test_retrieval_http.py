@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 from benchmark_files import passage_row, write_rows
-from helpers import PLAIN, character_tokenizer, play
+from helpers import PLAIN, character_tokenizer, information, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_server import faulty
@@ -157,7 +157,7 @@ def test_contents_of_other_services(contents, parts):
     assert split_contents(contents) == parts
 
 
-FOUND = PLAIN.information(["in Peru"])
+FOUND = information("in Peru")
 SCRIPTS = [
     [("a", "<answer>x</answer>")],
     [("a", "<search>q</search>"), ("e", FOUND), ("a", "<answer>x</answer>")],

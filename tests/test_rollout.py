@@ -7,6 +7,7 @@ from helpers import (
     ScriptedModel,
     StubRetriever,
     character_tokenizer,
+    information,
     play,
     tiny_policy,
     worded,
@@ -20,7 +21,7 @@ from lldlib.types import Episode, Question, Span, StopReason
 from lldlib.world.protocol import TINY
 
 SEARCH, ANSWER, INVALID = "hm<search>k</search>", "<answer>x</answer>", "oh</answer>"
-FOUND = PLAIN.information(["p q"])
+FOUND = information("p q")
 STUB = ["p q"]
 
 
@@ -101,19 +102,19 @@ def test_without_a_search_allowed_only_an_answer_is_of_use():
 
 
 def test_a_search_that_finds_nothing_goes_on_with_empty_information():
-    script = [("a", SEARCH), ("e", PLAIN.information([])), ("a", ANSWER)]
+    script = [("a", SEARCH), ("e", information()), ("a", ANSWER)]
     (episode,), (turns,), _, _ = characters([script], passages=[])
     assert turns == roles(0, script) and episode.valid_searches == 1
 
 
 def test_passages_are_joined_and_top_k_is_passed_on():
-    script = [("a", SEARCH), ("e", PLAIN.information(["a", "b"])), ("a", ANSWER)]
+    script = [("a", SEARCH), ("e", information("a", "b")), ("a", ANSWER)]
     _, (turns,), _, _ = characters([script], passages=["a", "b", "c"], top_k=2)
     assert turns == roles(0, script)
 
 
 def test_passages_are_cut_where_the_config_says():
-    script = [("a", SEARCH), ("e", PLAIN.information(["ab", "cd"])), ("a", ANSWER)]
+    script = [("a", SEARCH), ("e", information("ab", "cd")), ("a", ANSWER)]
     settings = {"top_k": 2, "passage_tokens": 2}
     _, (turns,), _, _ = characters([script], passages=["abx", "cdy"], **settings)
     assert turns == roles(0, script)
@@ -186,7 +187,7 @@ def test_a_hostile_passage_ends_nothing_and_scores_nothing(words):
     else:
         tokenizer, protocol = character_tokenizer(), PLAIN
         search, right = SEARCH, "<answer>y</answer>"
-    script = [("a", search), ("e", protocol.information([HOSTILE])), ("a", right)]
+    script = [("a", search), ("e", information(HOSTILE)), ("a", right)]
     stub = StubRetriever([HOSTILE])
     (episode,), _ = play(tokenizer, [script], retriever=stub, protocol=protocol, max_tokens=300)
     assert [turn.role for turn in episode.turns] == ["prompt", "action", "environment", "action"]
@@ -205,7 +206,7 @@ def test_a_hostile_passage_ends_nothing_and_scores_nothing(words):
 
 
 def test_a_hostile_passage_gives_no_answer_to_a_silent_policy():
-    script = [("a", SEARCH), ("e", PLAIN.information([HOSTILE])), ("a", "hm<eos>")]
+    script = [("a", SEARCH), ("e", information(HOSTILE)), ("a", "hm<eos>")]
     (episode,), (turns,), _, _ = characters([script], passages=[HOSTILE])
     assert turns == roles(0, script)
     assert (episode.stop, episode.answer) == (StopReason.EOS, None)

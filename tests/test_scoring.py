@@ -9,7 +9,8 @@ from helpers import naive_logits, random_batch, tiny_policy
 
 from lldlib.config import LossConfig
 from lldlib.losses import nthr_weights, prediction_error, proxy_log_prob
-from lldlib.policy.score import next_token, score, score_sorted
+from lldlib.policy.head import next_token
+from lldlib.policy.score import score, score_sorted
 
 MIN_P = LossConfig(lp_reg_filter="min-p", lp_reg_threshold=0.02)
 FIXED = LossConfig(lp_reg_filter="fixed", lp_reg_threshold=0.005)

@@ -26,7 +26,7 @@ from lldlib.losses import group_advantages
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
-from lldlib.train.trainer import ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
+from lldlib.train.trainer import DROPPED, ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
 from lldlib.world.environment import RULES
 
 
@@ -77,8 +77,30 @@ def test_equal_seeds_give_equal_bits_and_others_do_not():
 
 
 def test_every_draw_has_a_seed_of_its_own():
-    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(3)}
-    assert len(seeds) == 5 * 50 * 3 and {QUESTIONS, SAMPLING, ORDER} == {0, 1, 2}
+    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(4)}
+    assert len(seeds) == 5 * 50 * 4
+    assert (QUESTIONS, SAMPLING, ORDER, DROPPED) == (0, 1, 2, 3)  # a new one goes at the end
+
+
+def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
+    """At 16 updates a batch, generators that count on from a batch's seed run into the next."""
+    run = micro_trainer(replace(MICRO, updates_per_batch=16))
+    run.step_index = 1  # two batches without the measurement of the negative share
+    seeded, real = [], torch.Generator.manual_seed
+
+    class Noted(torch.Generator):
+        def manual_seed(self, seed):
+            seeded.append(seed)
+            return real(self, seed)
+
+    monkeypatch.setattr(torch, "Generator", Noted)
+    seen = spied(monkeypatch)
+    for _ in range(2):
+        run.step()
+    assert len(seeded) == len(set(seeded))
+    purposes = (SAMPLING, ORDER, DROPPED)
+    assert seeded == [draw_seed(0, t, p) for t in (1, 2) for p in purposes]
+    assert len({id(x.generator) for x in seen}) == 2  # one a batch, which runs on in its updates
 
 
 def test_rows_of_a_question_form_its_group():
@@ -228,6 +250,19 @@ def test_no_method_is_another_by_mistake():
     # these two may bite on none of so few tokens
     assert equal <= {("grpo", "clip_higher"), ("grpo", "clip_cov")}
     assert len(set(METHODS.values())) == len(METHODS)
+
+
+def test_lp_regs_delta_is_taken_once_over_the_rollout_batch(monkeypatch):
+    loss = replace(METHODS["lp_reg"], lp_reg_quantile=0.3)
+    run = micro_trainer(replace(MICRO, loss=loss, lr=1e-2))
+    run.step_index = 1
+    _, batch = run._collect()
+    seen = spied(monkeypatch)
+    run.step()
+    assert len(seen) == 3 and len({float(x.low_logp) for x in seen}) == 1
+    sampled = batch.sampler_logp[batch.action_mask]
+    below = (sampled < seen[0].low_logp - 1e-4).float().mean().item()
+    assert below == pytest.approx(0.3, abs=2 / len(sampled))
 
 
 # -- measurements and state ----------------------------------------------------------------------

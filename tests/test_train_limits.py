@@ -5,9 +5,12 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from helpers import BARE, MICRO, after, answered, micro_trainer, same, spied, weights
+from torch import nn
 
 from lldlib.config import LossConfig
+from lldlib.policy.optimizer import make_optimizer, pack, unpack
 from lldlib.train import trainer as train
 from lldlib.world.environment import RULES
 
@@ -169,3 +172,27 @@ def test_knobs_that_cannot_be_turned():
     with pytest.raises(TypeError, match="no_such_knob"):
         run.turn(no_such_knob=1)
     run.step()
+
+
+def test_bfloat16_weights_are_trained_in_float32(tmp_path):
+    """Updates that are lost one by one in bfloat16 add up; a checkpoint holds the float32 ones."""
+    model = nn.Linear(3, 2, bias=False).to(torch.bfloat16)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = make_optimizer(model, 1e-4, (0.9, 0.999))
+    plain = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        plain.weight.fill_(1.0)
+    exact = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.0)
+    for number in range(60):
+        if number == 30:
+            tensors = pack(model, optimizer)
+            model = nn.Linear(3, 2, bias=False).to(torch.bfloat16)
+            optimizer = make_optimizer(model, 1e-4, (0.9, 0.999))
+            unpack({k: v.clone() for k, v in tensors.items()}, model, optimizer)
+        for layer, stepper in ((model, optimizer), (plain, exact)):
+            layer.weight.grad = torch.ones_like(layer.weight)
+            stepper.step()
+    master = optimizer.state[model.weight]["master"]
+    assert torch.allclose(master, plain.weight, atol=1e-7) and plain.weight[0, 0] < 0.9945
+    assert torch.equal(model.weight, master.bfloat16()) and model.weight[0, 0] < 1

@@ -1,4 +1,5 @@
-"""The losses, gates and alarms inside other engines; nothing here is imported without asking.
+"""The losses, gates and alarm inside other engines: `trl` and `verl` need theirs installed.
 
-`trl` and `verl` need their engine; `watch` and `search` do not.
+`search` and `watch` need no engine. May import: files, types, config, losses, retrieval, world,
+runs.
 """

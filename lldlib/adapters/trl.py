@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from trl import GRPOTrainer
 
@@ -21,6 +21,7 @@ from lldlib.adapters.watch import Watch, given_spans, read_spans
 from lldlib.losses import (
     Counts,
     LossInputs,
+    low_log_prob,
     needs,
     preserved_mask,
     proxy_log_prob,
@@ -83,6 +84,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         extra["lld_logp"] = self.score(output) if old is None else old
         if "proxy_logp" in needs(self.terms):
             extra["lld_proxy"] = self._proxy(output)
+        self.low_logp = self._low_logp(extra["lld_logp"], mask)
         self.valid_searches = float(self.accelerator.reduce(mean, reduction="mean"))
         self.began, self.sums, self.norms = began, defaultdict(float), []
         return output | extra
@@ -124,6 +126,17 @@ class LLDGRPOTrainer(GRPOTrainer):
             logits = out.logits[:, -width - 1 : -1].float() / self.temperature
             parts.append(proxy_log_prob(logits, some[:, -width:], **settings))
         return torch.cat(parts)
+
+    def _low_logp(
+        self, logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, ""] | None:
+        """Lp-Reg's delta over the rollout batch of all processes, as a log-prob."""
+        if "low_logp" not in needs(self.terms):
+            return None
+        accelerator, chosen = self.accelerator, logp[mask].float()
+        chosen = accelerator.pad_across_processes(chosen, dim=0, pad_index=torch.inf)
+        every = accelerator.gather(chosen)[None]
+        return low_log_prob(every, every < torch.inf, self.terms.lp_reg_quantile)
 
     # -- updates -------------------------------------------------------------------------------
 
@@ -171,6 +184,7 @@ class LLDGRPOTrainer(GRPOTrainer):
             answer_mask=inputs["lld_span"] == Span.ANSWER,
             proxy_logp=inputs.get("lld_proxy"),
             mean_valid_searches=self.valid_searches,
+            low_logp=self.low_logp,
         )
         window = self._step % self.args.steps_per_generation // accumulated
         terms, stats = regularizers(self.terms, x, self._counts[window])

@@ -1,4 +1,4 @@
-"""Held-out scores and benchmarks.
+"""Held-out scores of a run, and benchmarks: asking, scoring, tables beside the papers' rows.
 
-May import: everything below it.
+May import: files, types, config, retrieval, world, runs, policy, rollout.
 """

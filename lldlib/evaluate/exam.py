@@ -66,22 +66,17 @@ class Exam:
                     for one in self._answer(task, rollout, chunk, start):
                         if (one.id, one.sample) not in done:
                             done[one.id, one.sample] = one
-                            file.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
+                            file.write(_line(one))
                     file.flush()
         return [done[question.id, n] for question, n in items]
 
     def _rollout(self, task: Task) -> Rollout:
-        config, tool = self.config, self.retriever
         if task.kind == "maths":
             tool = NoRetriever()
-            rollout = RolloutConfig(max_searches=0, max_tokens=config.maths_tokens)
+            rollout = RolloutConfig(max_searches=0, max_tokens=self.config.maths_tokens)
         else:
-            rollout = RolloutConfig(
-                max_searches=config.max_searches,
-                max_tokens=config.max_tokens,
-                top_k=config.top_k,
-                passage_tokens=config.passage_tokens,
-            )
+            tool, names = self.retriever, ("max_searches", "max_tokens", "top_k", "passage_tokens")
+            rollout = RolloutConfig(**{name: getattr(self.config, name) for name in names})
         return Rollout(self.policy.tokenizer, RULES[task.kind], tool, rollout)
 
     def _answer(
@@ -165,9 +160,12 @@ def _recover(path: Path) -> dict[tuple[str, int], Prediction]:
     found = read_predictions(path)
     kept = [one for one in found if one.stop != StopReason.TOOL_ERROR]
     if len(kept) < len(found):
-        lines = [json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in kept]
-        write_whole(path, "".join(lines))
+        write_whole(path, "".join(map(_line, kept)))
     return {(one.id, one.sample): one for one in kept}
+
+
+def _line(one: Prediction) -> str:
+    return json.dumps(vars(one), ensure_ascii=False) + "\n"
 
 
 def _check_questions(

@@ -6,8 +6,9 @@ maths.csv: accuracy in percent, best score over training (Lp-Reg, 2510.03222v2, 
 cell was not reported.
 """
 
-import csv
 from dataclasses import dataclass
+
+import pandas as pd
 
 from lldlib.config import data_dir
 
@@ -27,11 +28,9 @@ class PublishedRow:
 
 
 def _rows(name: str, columns: tuple[str, ...]) -> list[PublishedRow]:
-    with (data_dir() / "published" / name).open(encoding="utf-8", newline="") as file:
-        return [
-            PublishedRow(r["model"], r["method"], tuple(float(r[c] or "nan") for c in columns))
-            for r in csv.DictReader(file)
-        ]
+    table = pd.read_csv(data_dir() / "published" / name)
+    values = zip(*(table[column] for column in columns), strict=True)
+    return list(map(PublishedRow, table["model"], table["method"], values))
 
 
 QA_ROWS = _rows("qa.csv", QA_COLUMNS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from lldlib.files import read_jsonl
 
@@ -121,24 +122,21 @@ def score_task(
     title: str, kind: Literal["qa", "maths"], predictions: Iterable[Prediction]
 ) -> TaskScores:
     """Collect the predictions of one task; ValueError where a question lacks a sample."""
-    groups: dict[str, list[Prediction]] = {}
-    for one in predictions:
-        groups.setdefault(one.id, []).append(one)
-    sizes = {len(group) for group in groups.values()}
+    frame = pd.DataFrame(map(vars, predictions))
+    questions = frame.groupby("id", sort=False)
+    sizes = sorted(set(questions.size()))
     if len(sizes) != 1:
-        raise ValueError(f"{title}: the questions have {sorted(sizes)} samples; want one number")
-    every = [one for group in groups.values() for one in group]
-    f1 = [[one.f1 for one in group] for group in groups.values()] if kind == "qa" else None
+        raise ValueError(f"{title}: the questions have {sizes} samples; want one number")
     return TaskScores(
         title=title,
         kind=kind,
-        scores=[float(np.mean([one.score for one in group])) for group in groups.values()],
-        f1=None if f1 is None else [float(np.mean(group)) for group in f1],
-        samples=sizes.pop(),
-        searches=float(np.mean([one.searches for one in every])),
-        tokens=float(np.mean([one.tokens for one in every])),
-        answered=float(np.mean([one.prediction is not None for one in every])),
-        tool_errors=sum(one.stop == "tool_error" for one in every),
+        scores=questions["score"].mean().tolist(),
+        f1=questions["f1"].mean().tolist() if kind == "qa" else None,
+        samples=sizes[0],
+        searches=float(frame["searches"].mean()),
+        tokens=float(frame["tokens"].mean()),
+        answered=float(frame["prediction"].notna().mean()),
+        tool_errors=int((frame["stop"] == "tool_error").sum()),
     )
 
 
@@ -155,19 +153,13 @@ class Paired:
 
 def compare(title: str, first: Sequence[Prediction], second: Sequence[Prediction]) -> Paired:
     """Compare question by question; ValueError where the second lacks a question of the first."""
-    sides = [score_by_id(first), score_by_id(second)]
-    missing = sides[0].keys() - sides[1].keys()
-    if missing:
-        name = sorted(missing)[0]
+    one, other = (
+        pd.DataFrame(map(vars, side)).groupby("id", sort=False)["score"].mean()
+        for side in (first, second)
+    )
+    gaps = one - other.reindex(one.index)
+    if gaps.hasnans:
+        name = min(gaps.index[gaps.isna()])
         raise ValueError(f"{title}: '{name}' was not asked of both policies; evaluate both alike")
-    gaps = [value - sides[1][name] for name, value in sides[0].items()]
-    wins, losses = (sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps))
-    return Paired(title, len(gaps), mean_of(gaps, title), wins, losses)
-
-
-def score_by_id(predictions: Iterable[Prediction]) -> dict[str, float]:
-    """Mean score of each question over its samples."""
-    groups: dict[str, list[float]] = {}
-    for one in predictions:
-        groups.setdefault(one.id, []).append(one.score)
-    return {name: float(np.mean(values)) for name, values in groups.items()}
+    wins, losses = int((gaps > 0).sum()), int((gaps < 0).sum())
+    return Paired(title, len(gaps), mean_of(gaps.tolist(), title), wins, losses)

@@ -26,11 +26,7 @@ DETAILS = (
     "answered",
     "tool errors",
 )
-AVERAGES = {
-    "Gen-Avg": QA_TASKS[:3],
-    "MH-Avg": QA_TASKS[3:],
-    "Avg": QA_TASKS,
-}
+AVERAGES = {"Gen-Avg": QA_TASKS[:3], "MH-Avg": QA_TASKS[3:], "Avg": QA_TASKS}
 
 
 def evaluation_report(policy: str, tasks: Sequence[TaskScores], pairs: Sequence[Paired]) -> str:
@@ -47,21 +43,20 @@ def evaluation_report(policy: str, tasks: Sequence[TaskScores], pairs: Sequence[
 
 def details_table(tasks: Sequence[TaskScores]) -> str:
     """One line a task: scores with intervals over questions, searches, length, failures."""
-    rows = []
-    for task in tasks:
-        rows.append(
-            [
-                task.title,
-                str(len(task.scores)),
-                str(task.samples),
-                _with_interval(mean_of(task.scores, task.title)),
-                "" if task.f1 is None else _with_interval(mean_of(task.f1, task.title)),
-                f"{task.searches:.2f}",
-                f"{task.tokens:.0f}",
-                f"{100 * task.answered:.0f} %",
-                str(task.tool_errors),
-            ]
-        )
+    rows = [
+        [
+            task.title,
+            str(len(task.scores)),
+            str(task.samples),
+            _with_interval(mean_of(task.scores, task.title)),
+            "" if task.f1 is None else _with_interval(mean_of(task.f1, task.title)),
+            f"{task.searches:.2f}",
+            f"{task.tokens:.0f}",
+            f"{100 * task.answered:.0f} %",
+            str(task.tool_errors),
+        ]
+        for task in tasks
+    ]
     return markdown_table(DETAILS, rows)
 
 
@@ -102,16 +97,16 @@ def _own_rows(
 ) -> list[list[str]]:
     """Two lines: the scores, and their intervals."""
     asked = {task.title: task for task in tasks}
-    means, intervals = [], []
+    means, intervals = [policy, "this run"], ["", "95 % interval"]
     for titles in groups.values():
-        if not all(title in asked for title in titles):
-            means.append("")
-            intervals.append("")
-            continue
-        found = macro_average([asked[title] for title in titles])
-        means.append(f"{scale * found.mean:.{digits}f}")
-        intervals.append(f"{scale * found.low:.{digits}f} to {scale * found.high:.{digits}f}")
-    return [[policy, "this run", *means], ["", "95 % interval", *intervals]]
+        mean = interval = ""
+        if all(title in asked for title in titles):
+            found = macro_average([asked[title] for title in titles])
+            mean = f"{scale * found.mean:.{digits}f}"
+            interval = f"{scale * found.low:.{digits}f} to {scale * found.high:.{digits}f}"
+        means.append(mean)
+        intervals.append(interval)
+    return [means, intervals]
 
 
 def _with_published(

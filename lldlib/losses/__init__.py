@@ -1,6 +1,6 @@
-"""The objective: pure functions of tensors, one file a term; `objective.TERMS` is their list.
+"""The objective: pure functions of tensors, one file a term; `objective.TERMS` lists the terms.
 
-Not here: models, sampling and any state. May import: config.
+No models, no sampling and no state here. May import: config.
 """
 
 from lldlib.losses.entropy import (
@@ -20,6 +20,7 @@ from lldlib.losses.llds import (
 )
 from lldlib.losses.lp_reg import (
     forward_kl,
+    low_log_prob,
     lp_reg_mask,
     lp_reg_penalty,
     proxy_log_prob,
@@ -59,6 +60,7 @@ __all__ = [
     "llds_gate",
     "llds_parts",
     "llds_penalty",
+    "low_log_prob",
     "lp_reg_mask",
     "lp_reg_penalty",
     "mixed_group_share",

@@ -68,10 +68,18 @@ def top_entropy_mask(
 ) -> Bool[Tensor, "B T"]:
     """(B, T) the `share` of the batch's action tokens with the highest entropy, rounded up.
 
-    Ties at the edge are all kept, so that the result does not hang on the order of rows. Raises
-    ValueError on a share outside (0, 1]. Source: 80/20, 2506.01939 (share 0.2).
+    Ties at the edge are all kept, so that the result does not hang on the order of rows: where a
+    policy is sure, many tokens have the same entropy. Not so 80/20 in the Lp-Reg repository: it
+    rounds down, to at least one token, breaks ties, and divides the policy term by the kept tokens
+    alone (`compute_loss` divides by all). Raises ValueError on a share outside (0, 1]. Source:
+    80/20, 2506.01939 (share 0.2).
     """
-    return _top_share(entropy, action_mask, share)
+    _check_share(share)
+    entropy = entropy.detach()
+    values = entropy[action_mask].sort(descending=True).values
+    if len(values) == 0:
+        return action_mask
+    return action_mask & (entropy >= values[rounded_up(share, len(values)) - 1])
 
 
 def kl_cov_penalty(
@@ -84,11 +92,18 @@ def kl_cov_penalty(
 ) -> Float[Tensor, "B T"]:
     """Per-token |logp - old_logp| on the `share` of tokens with the largest covariance, in nats.
 
-    Covariance: `token_covariance`. Raises ValueError on a share outside (0, 1]. Source: KL-Cov,
-    2505.22617 (share 0.002, weight 1; its official policy term has no clip).
+    Covariance: `token_covariance`. Of n action tokens the max(1, int(share n)) largest are taken,
+    as in the official code; of equal ones, which all are where no advantages differ, the first.
+    Raises ValueError on a share outside (0, 1]. Source: KL-Cov, 2505.22617 (share 0.002, weight 1;
+    its official policy term has no clip).
     """
+    _check_share(share)
     covariance = token_covariance(logp, advantages, action_mask)
-    selected = _top_share(covariance, action_mask, share)
+    values = covariance[action_mask]
+    count = max(1, int(share * len(values)))
+    largest = torch.zeros_like(values, dtype=torch.bool)
+    largest[values.argsort(descending=True, stable=True)[:count]] = True
+    selected = action_mask.masked_scatter(action_mask, largest)
     return log_ratio(logp, old_logp, selected).abs()
 
 
@@ -104,8 +119,9 @@ def clip_cov_mask(
 ) -> Bool[Tensor, "B T"]:
     """(B, T) tokens whose policy gradient Clip-Cov drops: random ones with low < covariance < high.
 
-    At most `share` of the batch's action tokens, rounded down, and at least one if any qualifies.
-    (The official code does not draw tokens that the ratio clip has silenced already.)
+    At most `share` of the batch's action tokens, rounded down, and at least one if any qualifies,
+    as in the official code: of a small batch that one is far more than the share (of 100 tokens
+    1 %). (The official code does not draw tokens that the ratio clip has silenced already.)
     Source: Clip-Cov, 2505.22617 (share 2e-4, bounds 1 and 5).
     """
     covariance = token_covariance(logp, advantages, action_mask)
@@ -131,17 +147,9 @@ def token_covariance(
     return keep(product, action_mask)
 
 
-def _top_share(
-    score: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], share: Number
-) -> Bool[Tensor, "B T"]:
-    """(B, T) the share of `mask` with the highest score, rounded up, ties at the edge included."""
+def _check_share(share: Number) -> None:
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}: give a share of tokens in (0, 1]")
-    score = score.detach()
-    values = score[mask].sort(descending=True).values
-    if len(values) == 0:
-        return mask
-    return mask & (score >= values[rounded_up(share, len(values)) - 1])
 
 
 # -- the terms -----------------------------------------------------------------------------------

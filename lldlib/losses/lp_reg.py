@@ -93,6 +93,7 @@ def lp_reg_penalty(
     quantile: Number = 0.01,
     beta: Number = 1.0,
     selection: Selection = "paper",
+    low_logp: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "B T"]:
     """Per-token beta (e^d - d - 1), d = proxy_logp - logp, on the tokens of `lp_reg_mask`.
 
@@ -103,7 +104,13 @@ def lp_reg_penalty(
     built from the sampling policy, stands for it. Source: 2510.03222v2 Eq. 6.
     """
     selected = lp_reg_mask(
-        logp, proxy_logp, advantages, action_mask, quantile=quantile, selection=selection
+        logp,
+        proxy_logp,
+        advantages,
+        action_mask,
+        quantile=quantile,
+        selection=selection,
+        low_logp=low_logp,
     )
     return _proxy_kl(logp, proxy_logp, selected, beta)
 
@@ -126,29 +133,54 @@ def lp_reg_mask(
     *,
     quantile: Number,
     selection: Selection = "paper",
+    low_logp: Float[Tensor, ""] | None = None,
 ) -> Bool[Tensor, "B T"]:
     """(B, T) tokens that Lp-Reg protects: improbable, in a row with A < 0, and kept by the proxy.
 
-    "paper": pi below the `quantile` of pi over all action tokens of the batch (2510.03222v2 Eq. 6).
+    "paper": pi < delta (2510.03222v2 Eq. 6), where ln delta = `low_logp`, the rollout batch's
+    `low_log_prob`; without it the tokens given are taken for the whole rollout batch.
     "code": the int(n * quantile) least likely of the n tokens with A < 0 (none if fewer than two),
-    and only where logp < proxy_logp. Raises ValueError on a quantile outside (0, 1].
+    and only where logp < proxy_logp; the official code takes them of a micro-batch, so of what is
+    given, and `low_logp` is not read. Raises ValueError on a quantile outside (0, 1].
     """
-    if not 0 < quantile <= 1:
-        raise ValueError(f"quantile is {quantile}: give a share of tokens in (0, 1]")
+    _check_quantile(quantile)
     logp, negative = logp.detach(), per_token(advantages, action_mask) < 0
     kept = action_mask & negative & (proxy_logp > -math.inf)
     if selection == "paper":
-        values = logp[action_mask].sort().values
-        rank = rounded_up(quantile, max(len(values) - 1, 0))  # the quantile is between two tokens
-    elif selection == "code":
-        values = logp[action_mask & negative].sort().values
-        rank = int(quantile * len(values))
-        kept = kept & (logp < proxy_logp) if rank > 1 else torch.zeros_like(kept)
-    else:
+        if low_logp is None:
+            low_logp = low_log_prob(logp, action_mask, quantile)
+        return kept & (logp < low_logp)
+    if selection != "code":
         raise ValueError(f"unknown Lp-Reg selection {selection!r}: use 'paper' or 'code'")
-    if rank >= len(values):
-        return kept  # no token at all, or every token is in the share
-    return kept & (logp < values[rank])
+    values = logp[action_mask & negative].sort().values
+    rank = int(quantile * len(values))
+    if rank <= 1:
+        return torch.zeros_like(kept)
+    return kept & (logp < proxy_logp) & (logp < _at(values, rank))
+
+
+def low_log_prob(
+    logp: Float[Tensor, "B T"], action_mask: Bool[Tensor, "B T"], quantile: Number
+) -> Float[Tensor, ""]:
+    """ln delta, in nats: below it lie the `quantile` least likely action tokens of the batch.
+
+    `logp` is of the policy that sampled the batch, which is a whole rollout batch: delta is set
+    once for all of its updates. It is a token's own log-prob, the first at or above the quantile;
+    inf for a batch without an action token. Raises ValueError on a quantile outside (0, 1].
+    Source: delta in 2510.03222v2 Eq. 6.
+    """
+    _check_quantile(quantile)
+    values = logp.detach()[action_mask].sort().values
+    return _at(values, rounded_up(quantile, max(len(values) - 1, 0)))  # between two tokens
+
+
+def _at(values: Float[Tensor, " n"], rank: int) -> Float[Tensor, ""]:
+    return values[rank] if rank < len(values) else values.new_tensor(math.inf)
+
+
+def _check_quantile(quantile: Number) -> None:
+    if not 0 < quantile <= 1:
+        raise ValueError(f"quantile is {quantile}: give a share of tokens in (0, 1]")
 
 
 # -- the term ------------------------------------------------------------------------------------
@@ -157,7 +189,7 @@ def lp_reg_mask(
 def _value(
     config: LossConfig, x: LossInputs, counts: Counts | None
 ) -> tuple[Float[Tensor, ""], Stats]:
-    """The quantile is taken within what is given: within each micro-batch, if there are several."""
+    """The "code" selection is taken within what is given: a micro-batch, if there are several."""
     selected = lp_reg_mask(
         x.logp,
         x.proxy_logp,
@@ -165,17 +197,22 @@ def _value(
         x.action_mask,
         quantile=config.lp_reg_quantile,
         selection=config.lp_reg_selection,
+        low_logp=x.low_logp,
     )
     value = action_mean(_proxy_kl(x.logp, x.proxy_logp, selected, 1.0), config, x, counts)
     share = token_share(selected, x.action_mask, None if counts is None else counts.actions)
     return value, {"lp_reg/value": value, "lp_reg/protected_share": share}
 
 
+def _needs(config: LossConfig) -> set[str]:
+    return {"proxy_logp", "low_logp"} if config.lp_reg_selection == "paper" else {"proxy_logp"}
+
+
 LP_REG = Term(
     "lp_reg",
     "lp_reg_coef",
     _value,
-    needs=lambda config: {"proxy_logp"},
+    needs=_needs,
     metrics={
         "lp_reg/value": Metric(
             "Lp-Reg", "mean over updates of the Lp-Reg term before its weight", NATS, SMALL

@@ -50,8 +50,8 @@ def regularizers(
     """The weighted terms of a micro-batch but the policy's, divided by the whole update's counts.
 
     For trainers that have a policy term of their own. Over the micro-batches of an update losses
-    and statistics add up to those of `compute_loss`; but quantiles (Lp-Reg, KL-Cov) are taken
-    within each micro-batch. Raises ValueError on a missing input, or an aggregation that is not a
+    and statistics add up to those of `compute_loss`; but the shares of KL-Cov and of Lp-Reg's
+    "code" selection are taken within each micro-batch. Raises ValueError on a missing input, or an aggregation that is not a
     token mean.
     """
     if config.aggregation != "token-mean":

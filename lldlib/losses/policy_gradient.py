@@ -1,5 +1,6 @@
 """The policy term: advantages, the clipped ratio, and which tokens are scaled or silenced."""
 
+import math
 from typing import Literal
 
 import torch
@@ -88,6 +89,7 @@ def policy_gradient(
     clip_high: Number = 0.2,
     level: Level = "token",
     ratio_cap: Number | None = None,
+    ratio_limit: Number | None = None,
 ) -> Float[Tensor, "B T"]:
     """Per-token surrogate to minimise: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
@@ -95,10 +97,14 @@ def policy_gradient(
     clip of Lp-Reg's printed objective, -clip(r, 0, U) A (2510.03222 Eq. 6): there is then no min
     and no lower clip, `clip_low` and `clip_high` are not used, and above U a token of either sign
     has no gradient. (Lp-Reg's code clips to [0, 10] inside the max: its cap binds for A > 0 only.)
+    `ratio_limit` cuts r off before the clip, as the code of Search-R1 and LLDS does at 100: above
+    it a token of A < 0 too, which the clip lets through, has no gradient. No paper prints it.
     Source: GRPO 2402.03300 Eq. 3; Clip-Higher (clip_high > clip_low), DAPO 2503.14476; GSPO
     2507.18071 (`level="sequence"`, with "seq-mean-token-mean").
     """
     ratio = importance_ratio(logp, old_logp, action_mask, level)
+    if ratio_limit is not None:
+        ratio = ratio.clamp(max=ratio_limit)
     advantage = per_token(advantages, action_mask)
     if ratio_cap is not None:
         return keep(-ratio.clamp(max=ratio_cap) * advantage, action_mask)
@@ -135,14 +141,20 @@ def clipped_tokens(
     clip_low: Number,
     clip_high: Number,
     ratio_cap: Number | None = None,
+    ratio_limit: Number | None = None,
 ) -> Bool[Tensor, "B T"]:
-    """(B, T) True where the clip leaves no gradient: r is out of range on the side of A."""
+    """(B, T) True where the clip leaves no gradient: r is out of range on the side of A.
+
+    Above `ratio_cap` or `ratio_limit` there is none on either side.
+    """
+    limits = [limit for limit in (ratio_cap, ratio_limit) if limit is not None]
+    over = action_mask & (ratio > min(limits, default=math.inf))
     if ratio_cap is not None:
-        return action_mask & (ratio > ratio_cap)
+        return over
     advantage = per_token(advantages, action_mask)
     above = (advantage > 0) & (ratio > 1 + clip_high)
     below = (advantage < 0) & (ratio < 1 - clip_low)
-    return action_mask & (above | below)
+    return over | action_mask & (above | below)
 
 
 # -- NTHR: scale down the wrong responses' tokens that hurt the right ones (arXiv 2505.18830) ----
@@ -223,6 +235,7 @@ def _value(
         "clip_low": config.clip_low,
         "clip_high": config.clip_high,
         "ratio_cap": config.ratio_cap,
+        "ratio_limit": config.ratio_limit,
     }
     advantages = _scaled_advantages(config, x)
     term = policy_gradient(

@@ -54,6 +54,7 @@ class LossInputs:
     negative_token_weights: Float[Tensor, "B T"] | None = None  # losses.nthr_weights
     mean_valid_searches: float | None = None  # a rollout, over the rollout batch (LLDS-MA)
     generator: torch.Generator | None = None  # of Clip-Cov's draw
+    low_logp: Float[Tensor, ""] | None = None  # losses.low_log_prob of the whole rollout batch
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _nothing(config: LossConfig) -> set[str]:
 
 @dataclass(frozen=True)
 class Term:
-    """One term of the objective, declared in the file of its function, listed in `TERMS`.
+    """One term of the objective, declared in the file of its function, listed in `objective.TERMS`.
 
     A setting of LossConfig belongs to the term whose name it begins with. `value` gives a 0-dim
     tensor before its weight, and statistics under the keys of `metrics`; without `Counts` the

@@ -1,4 +1,4 @@
-"""A policy: a model and its tokenizer, its scores, and the memory it takes.
+"""A policy is a model and its tokenizer: loading it, its log-probs, its optimiser, its memory.
 
-May import: types, config, losses.
+It knows no questions and no search. May import: files, types, config, losses.
 """

@@ -1,9 +1,9 @@
-"""The language-model head in chunks over tokens, so that (N, V) logits never exist at once.
+"""The language-model head, the one file that sees logits: scores of tokens, and the next token.
 
-Only this file and scoring.py see logits. In the backward pass a chunk's logits are computed again
-where the head's weight is trained. Where it is frozen (LoRA, QLoRA) the forward pass keeps, for
-each token, the direction in which the token's score changes with its hidden state: (N, H) numbers,
-after which the backward pass is one product.
+Scores are taken in chunks over tokens, so that (N, V) logits never exist at once. In the backward
+pass a chunk's logits are computed again where the head's weight is trained. Where it is frozen
+(LoRA, QLoRA) the forward pass keeps, for each token, the direction in which the token's score
+changes with its hidden state: (N, H) numbers, after which the backward pass is one product.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lldlib.config import LossConfig
-from lldlib.losses import proxy_log_prob
+from lldlib.losses import prediction_error, proxy_log_prob
 
 CHUNK_ELEMENTS = 2**25  # logits held at a time: 128 MiB in float32
 
@@ -57,6 +57,43 @@ def head_scores(
             hidden, head.weight, targets, temperature, chunk, entropy, _filter(proxy), top1
         )
     )
+
+
+def next_token(
+    head: nn.Module,
+    hidden: Float[Tensor, "B H"],
+    *,
+    temperature: float,
+    uniform: Float[Tensor, " B"] | None,
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """Draw each row's next token by inverse CDF from its own `uniform` number, with its log-prob.
+
+    The token is the first whose cumulated probability exceeds u, u float32 in [0, 1).
+    `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
+    """
+    logits = head(hidden)
+    logits = logits.to(_working(logits))
+    if temperature == 0:
+        probs = logits.softmax(-1)
+        drawn = probs.argmax(-1, keepdim=True)
+    else:
+        probs = (logits / temperature).softmax(-1)
+        # In float64, u < 1 of float32 times the total is less than the total to the bit, and so a
+        # token is always found, and never one of probability 0.
+        cumulated = probs.cumsum(-1, dtype=torch.float64)
+        sought = uniform.double()[:, None] * cumulated[:, -1:]
+        drawn = torch.searchsorted(cumulated, sought, right=True)
+    return drawn[:, 0], probs.gather(-1, drawn)[:, 0].log()
+
+
+def prediction_errors(
+    head: nn.Module,
+    hidden: Float[Tensor, "B L H"],
+    targets: Int[Tensor, "B L"],
+    temperature: float,
+) -> Float[Tensor, "B L V"]:
+    """losses.prediction_error of every position; NTHR needs them all at once, in float32."""
+    return prediction_error(head(hidden).float() / temperature, targets)
 
 
 def _plain(head, hidden, targets, temperature, entropy, proxy, top1) -> HeadScores:

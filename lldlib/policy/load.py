@@ -91,13 +91,19 @@ def load_policy(
     if any(getattr(model.config, name, None) not in (None, 1.0) for name in LOGIT_CHANGES):
         raise ValueError(f"{path}: this model scales or caps its logits, which scoring does not")
     if gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        keep_few_activations(model)
     if lora is not None:
         model = with_adapters(model, lora)
     elif quantize:
         model.requires_grad_(False)
     model.eval()
     return Policy(model, tokenizer)
+
+
+def keep_few_activations(model: nn.Module) -> None:
+    """In training mode, compute a layer's activations again in the backward pass."""
+    new = hasattr(model, "activation_checkpointing_enable")  # newer transformers
+    (model.activation_checkpointing_enable if new else model.gradient_checkpointing_enable)()
 
 
 def load_as(name_or_path: str, load: LoadConfig) -> Policy:

@@ -20,8 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from lldlib.config import Precision, data_dir
-from lldlib.policy.head import head_scores
-from lldlib.policy.load import BUILT_IN, LoraSettings, with_adapters
+from lldlib.policy.head import CHUNK_ELEMENTS, head_scores
+from lldlib.policy.load import BUILT_IN, LoraSettings, keep_few_activations, with_adapters
 
 GB = 1e9
 BLOCK, BLOCKS = 64, 256  # NF4: weights per scale, scales per scale of the scales
@@ -97,7 +97,7 @@ def estimate(
         packed = sum(m.weight.numel() for m in linear) if quantize else 0
         weights = sum(p.numel() for p in model.parameters())  # a tied matrix counts once
         if gradient_checkpointing:
-            model.activation_checkpointing_enable()
+            keep_few_activations(model)
         if lora is not None:
             model = with_adapters(model, lora)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -107,8 +107,10 @@ def estimate(
         head = _head_peak(model, config, shape.update_rows * (shape.tokens - 1), item)
     stored = packed * NF4_BYTES + (weights - packed) * item
     trained = 4 if lora else item  # bytes a number
-    moment = 1 + 4 / BLOCKS if quantize else trained
+    moment = 1 + 4 / BLOCKS if quantize else 4
     always = {"weights": float(stored), "optimiser": 2.0 * moment * trainable}
+    if not lora and item < 4:  # policy.optimizer.MasterAdamW
+        always["master weights"] = 4.0 * trainable
     if lora:
         always["adapters"] = 4.0 * trainable
     elif reference:
@@ -124,7 +126,7 @@ def estimate(
                 max(m.weight.numel() for m in linear) * item if quantize else 0
             ),
         },
-        rollout={"key-value cache": float(_cache_bytes(config, shape) * item)},
+        rollout=_rollout(config, shape, item),
         available=gpu_gb * GB,
     )
 
@@ -169,8 +171,19 @@ def _replace_weights(model: nn.Module) -> None:
                 table[name] = made.get(id(old))
 
 
-def _cache_bytes(config: PretrainedConfig, shape: Shape) -> int:
-    """Numbers in the cache: keys and values of every layer, token and row."""
+def _rollout(config: PretrainedConfig, shape: Shape, item: int) -> dict[str, float]:
+    """Bytes of rollout/: the cache; attention over what is fed, scores twice; the next tokens."""
+    scores = config.num_attention_heads * shape.rollout_rows * shape.tokens**2
+    softmax, cumulated = 2 * max(item, 4), max(item, 4) * 2 + 8
+    return {
+        "key-value cache": float(_cache_numbers(config, shape) * item),
+        "texts being fed": float(min(scores, CHUNK_ELEMENTS) * (2 * item + softmax)),
+        "next tokens": float(shape.rollout_rows * config.vocab_size * (item + cumulated)),
+    }
+
+
+def _cache_numbers(config: PretrainedConfig, shape: Shape) -> int:
+    """Keys and values of every layer, token and row."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layers = 2 * config.num_hidden_layers * config.num_key_value_heads * size
     return layers * shape.tokens * shape.rollout_rows

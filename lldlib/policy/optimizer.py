@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+EPSILON = 1e-8  # AdamW's, as PyTorch has it
 
 
 def make_optimizer(
@@ -11,6 +14,8 @@ def make_optimizer(
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
     """AdamW; paged and with 8-bit moments for a 4-bit model on a GPU.
+
+    Weights below float32 get float32 copies that are the ones trained.
 
     Raises ValueError if the model has nothing to train.
     """
@@ -22,7 +27,50 @@ def make_optimizer(
         from bitsandbytes.optim import PagedAdamW8bit
 
         return PagedAdamW8bit(parameters, **settings)
+    if any(parameter.dtype.itemsize < 4 for parameter in parameters):
+        return MasterAdamW(parameters, settings)
     return torch.optim.AdamW(parameters, fused=True, **settings)
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """AdamW on float32 copies of the weights, which are rounded to the model's own after a step.
+
+    At a learning rate of 1e-6 most updates are less than half of a bfloat16 weight's last bit and
+    would be lost. One weight at a time, so that one gradient at a time exists in float32.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of every weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, group)
+
+    def _update(self, weight: nn.Parameter, group: dict) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+            state["master"] = weight.float()
+            state["exp_avg"] = torch.zeros_like(state["master"])
+            state["exp_avg_sq"] = torch.zeros_like(state["master"])
+        kept = [[state[name]] for name in ("exp_avg", "exp_avg_sq")]
+        adamw(
+            [state["master"]],
+            [weight.grad.float()],
+            *kept,
+            [],
+            [state["step"]],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=EPSILON,
+            maximize=False,
+        )
+        weight.copy_(state["master"])
 
 
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,17 +1,19 @@
-"""Log-probs of given tokens, and the next token of a rollout.
+"""Log-probs of given tokens: of a whole batch, of rows of similar length, or in pieces.
 
-Only this file and lean.py, the head in chunks, see logits.
+In pieces, a minibatch goes through the model a few rows at a time with the gradient of the whole.
+Every term of the objective is a function of log-prob and entropy. So the loss is first taken on
+scores without a graph, and its gradient by them is then carried to the weights piece by piece:
+exact for any loss, at the price of one more forward pass.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lldlib.config import LossConfig
-from lldlib.losses import prediction_error
-from lldlib.policy.head import head_scores
+from lldlib.policy.head import head_scores, prediction_errors
 from lldlib.types import Batch
 
 ROWS = 24  # scored at a time where nothing else is said
@@ -67,36 +69,10 @@ def score(
     scores = {name: spread(v) for name, v in vars(found).items() if v is not None}
     if internals:
         pad = (0, 0, 1, 0)
-        every = prediction_error(head(hidden).float() / temperature, batch.tokens[:, 1:])
+        every = prediction_errors(head, hidden, batch.tokens[:, 1:], temperature)
         scores["hidden"] = nn.functional.pad(hidden.float(), pad)
         scores["errors"] = nn.functional.pad(every, pad)
     return Scores(**scores)
-
-
-def next_token(
-    head: nn.Module,
-    hidden: Float[Tensor, "B H"],
-    *,
-    temperature: float,
-    uniform: Float[Tensor, " B"] | None,
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """Draw each row's next token by inverse CDF from its own `uniform` number, with its log-prob.
-
-    The token is the first whose cumulated probability exceeds u, u float32 in [0, 1).
-    `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
-    """
-    logits = head(hidden).float()
-    if temperature == 0:
-        log_probs = torch.log_softmax(logits, dim=-1)
-        drawn = log_probs.argmax(-1, keepdim=True)
-    else:
-        log_probs = torch.log_softmax(logits / temperature, dim=-1)
-        # In float64, u < 1 of float32 times the total is less than the total to the bit, and so a
-        # token is always found, and never one of probability 0.
-        cumulated = log_probs.exp().cumsum(-1, dtype=torch.float64)
-        sought = uniform.double()[:, None] * cumulated[:, -1:]
-        drawn = torch.searchsorted(cumulated, sought, right=True)
-    return drawn[:, 0], log_probs.gather(-1, drawn)[:, 0]
 
 
 def score_sorted(
@@ -120,3 +96,29 @@ def score_sorted(
         return out
 
     return Scores(**{name: merge(name) for name in ("logp", "entropy", "proxy_logp", "top1")})
+
+
+def leaf_scores(
+    model: nn.Module, batch: Batch, temperature: float, size: int, *, entropy: bool
+) -> Scores:
+    """Log-prob and, if asked for, entropy as leaves that collect a loss's gradient by them."""
+    with torch.no_grad():
+        found = score_sorted(model, batch, temperature, chunk=size, entropy=entropy)
+    return Scores(found.logp.requires_grad_(), found.entropy.requires_grad_() if entropy else None)
+
+
+def backward_through(
+    model: nn.Module, batch: Batch, leaves: Scores, temperature: float, size: int
+) -> None:
+    """Add to the weights' gradient what the one collected in `leaf_scores` implies.
+
+    At most `size` rows are alive with their graph; nothing happens where no gradient was collected.
+    """
+    reached = {n: v.grad for n, v in vars(leaves).items() if v is not None and v.grad is not None}
+    if not reached:
+        return
+    for rows in batch.attention_mask.sum(1).argsort().split(size):
+        piece = batch.rows(rows)
+        scores = score(model, piece, temperature, entropy="entropy" in reached)
+        grads = [grad[rows, : piece.tokens.shape[1]] for grad in reached.values()]
+        torch.autograd.backward([getattr(scores, name) for name in reached], grads)

@@ -1,7 +1,7 @@
-"""The search tool: passages, the protocol of a retriever, and BM25 in memory.
+"""The search tool: passages, what a retriever is, BM25 in memory and on disk, HTTP both ways.
 
-`lldlib.retrieval.disk` (BM25 on disk) and `lldlib.retrieval.client` (a service over HTTP) are
-imported where they are used: the first needs the extra `benchmarks`.
+`choose` opens one by name. `disk` and `serve` need the extra `benchmarks`: import them where they
+are used. May import: files.
 """
 
 from lldlib.retrieval.memory import BM25Retriever

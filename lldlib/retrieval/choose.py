@@ -1,6 +1,7 @@
 """A retriever by name, as the command line gives it."""
 
 import importlib.util
+from itertools import islice
 from pathlib import Path
 
 from lldlib.files import read_jsonl
@@ -47,14 +48,10 @@ def open_bm25(corpus: Path, index: Path | None) -> ScoredRetriever:
     An `index` folder puts it on disk at any size; else a large corpus gets one in runs/index.
     Raises what `load_corpus` raises, and ValueError where bm25s is needed and not installed.
     """
-    if index is None and not _is_large(corpus):
+    if index is None and sum(1 for _ in islice(read_jsonl(corpus), DISK_FROM)) < DISK_FROM:
         return BM25Retriever(load_corpus(corpus))
     if importlib.util.find_spec("bm25s") is None:
         raise ValueError("BM25 on disk needs bm25s: pip install -e '.[benchmarks]'")
     from lldlib.retrieval.disk import open_index
 
     return open_index(corpus, index or Path("runs", "index", corpus.name))
-
-
-def _is_large(corpus: Path) -> bool:
-    return any(number >= DISK_FROM for number, _ in enumerate(read_jsonl(corpus), start=1))

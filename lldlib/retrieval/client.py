@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lldlib.retrieval.passages import Hit, Passage, RetrieverError, check_k
+from lldlib.retrieval.passages import Hit, Passage, RetrieverError, ScoredRetriever, check_k
 
 logger = logging.getLogger(__name__)
 TRY_LATER = (408, 425, 429)  # of the status codes below 500, those that may pass
@@ -29,7 +29,7 @@ class RetryConfig:
     backoff: float = 0.5  # seconds before the second attempt; doubled before each further one
 
 
-class HTTPRetriever:
+class HTTPRetriever(ScoredRetriever):
     """A client of a `/retrieve` service.
 
     Once a search has failed for good, each further one makes a single attempt until one succeeds,
@@ -43,16 +43,12 @@ class HTTPRetriever:
         self.url, self.config, self._sleep = url, config, sleep
         self._down = False
 
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """At most `k` passages for each query, in the service's order.
+    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """At most `k` passages for each query and their scores (0: none given), as the service has.
 
         Raises RetrieverError where no attempt gives a usable answer, or the service refuses the
         request as wrong (a 4xx status); ValueError for k < 1.
         """
-        return [[hit.passage for hit in hits] for hits in self.scored(queries, k)]
-
-    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """As `search`, with the service's score of each passage (0 where it gives none)."""
         check_k(k)
         if not queries:
             return []

@@ -3,19 +3,27 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 
 import bm25s
 from tqdm import tqdm
 
-from lldlib.retrieval.passages import Hit, Passage, best, check_k, read_corpus, words
+from lldlib.retrieval.passages import (
+    Hit,
+    Passage,
+    ScoredRetriever,
+    best,
+    check_k,
+    read_corpus,
+    words,
+)
 
 SOURCE = "source.json"  # which corpus file an index was made from
 
 
-class DiskRetriever:
+class DiskRetriever(ScoredRetriever):
     """Lexical search by the scores of `BM25Retriever` up to a constant factor, in float32.
 
     Score ties keep the order of the corpus. The vocabulary is in memory; scores and passages stay
@@ -28,15 +36,8 @@ class DiskRetriever:
             folder, mmap=True, load_corpus=True, show_progress=False, verbosity=0
         )
 
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """The `k` best passages that share a word with each query, best first.
-
-        A query without a known word gives an empty list. Raises ValueError for k < 1.
-        """
-        return [[hit.passage for hit in hits] for hits in self.scored(queries, k)]
-
     def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """As `search`, with the BM25 score of each passage."""
+        """As `BM25Retriever.scored`."""
         check_k(k)
         return [self._rank(query, k) for query in queries]
 
@@ -45,11 +46,8 @@ class DiskRetriever:
         if not known:
             return []
         scores = self._bm25.get_scores(known)
-        return [Hit(self._passage(int(i)), float(scores[i])) for i in best(scores, k)]
-
-    def _passage(self, number: int) -> Passage:
-        row = self._bm25.corpus[number]
-        return Passage(row["id"], row["text"], row["title"])
+        corpus = self._bm25.corpus  # rows of {id, text, title}
+        return [Hit(Passage(**corpus[int(i)]), float(scores[i])) for i in best(scores, k)]
 
 
 def open_index(corpus: Path | str, folder: Path | str) -> DiskRetriever:
@@ -88,17 +86,12 @@ def build_index(corpus: Path | str, folder: Path | str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        index.save(fresh, corpus=_rows(corpus), show_progress=False)
+        index.save(fresh, corpus=map(asdict, read_corpus(corpus)), show_progress=False)
         (fresh / SOURCE).write_text(json.dumps(source), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _rows(corpus: Path) -> Iterator[dict[str, str]]:
-    for passage in read_corpus(corpus):
-        yield {"id": passage.id, "title": passage.title, "text": passage.text}
 
 
 def _fingerprint(corpus: Path) -> dict[str, str | int] | None:

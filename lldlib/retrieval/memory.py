@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rank_bm25 import BM25Okapi
 
-from lldlib.retrieval.passages import Hit, Passage, best, check_k, words
+from lldlib.retrieval.passages import Hit, Passage, ScoredRetriever, best, check_k, words
 
 CACHE_SIZE = 4096  # queries whose results are kept
 
@@ -22,7 +23,7 @@ class _BM25(BM25Okapi):
         self.idf = {word: math.log(1 + (size - n + 0.5) / (n + 0.5)) for word, n in nd.items()}
 
 
-class BM25Retriever:
+class BM25Retriever(ScoredRetriever):
     """Lexical search over passages held in memory; score ties keep the order of the passages."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -36,27 +37,15 @@ class BM25Retriever:
         if not any(documents):
             raise ValueError("no passage holds a word")
         self._bm25 = _BM25(documents)
-        self._cache: dict[tuple[str, int], tuple[Hit, ...]] = {}
+        self._cached = lru_cache(CACHE_SIZE)(self._rank)
 
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """The `k` best passages that share a word with each query, best first.
+    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """The `k` best passages that share a word with each query and their scores, best first.
 
         A query without a known word gives an empty list. Raises ValueError for k < 1.
         """
-        return [[hit.passage for hit in hits] for hits in self.scored(queries, k)]
-
-    def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """As `search`, with the BM25 score of each passage."""
         check_k(k)
-        return [list(self._lookup(query, k)) for query in queries]
-
-    def _lookup(self, query: str, k: int) -> tuple[Hit, ...]:
-        key = (query, k)
-        if key not in self._cache:
-            if len(self._cache) >= CACHE_SIZE:
-                del self._cache[next(iter(self._cache))]  # the oldest
-            self._cache[key] = self._rank(query, k)
-        return self._cache[key]
+        return [list(self._cached(query, k)) for query in queries]
 
     def _rank(self, query: str, k: int) -> tuple[Hit, ...]:
         known = [word for word in words(query) if word in self._bm25.idf]

@@ -52,8 +52,12 @@ class ScoredRetriever(Retriever, Protocol):
     """A retriever that also tells its scores, as serving it over HTTP needs."""
 
     def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """As `search`, with the score of each passage."""
+        """As `search`, with the score of each passage; ValueError for k < 1."""
         ...
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """The passages that `scored` finds; raises what it raises."""
+        return [[hit.passage for hit in hits] for hits in self.scored(queries, k)]
 
 
 class NoRetriever:

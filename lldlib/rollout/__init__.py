@@ -1,4 +1,4 @@
-"""Generate and search over one cache; episodes become a batch.
+"""Episodes: `loop` generates and searches over one cache, and `batch` turns episodes into tensors.
 
-May import: types, config, losses, world, retrieval, policy.
+Reward, group and masks are set here, once. May import: types, config, retrieval, world, policy.
 """

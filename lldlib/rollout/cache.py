@@ -1,7 +1,49 @@
-"""A key-value cache written in place, so that a token costs no copy of what came before it."""
+"""Key-value caches written in place, so that a token costs no copy of what came before it."""
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer
+
+
+class RaggedCache:
+    """Keys and values of all layers, rows and positions, in fixed buffers.
+
+    Keys lie as (layers, rows, heads, d, capacity), so that scores are a product with rows of
+    numbers that lie side by side.
+    """
+
+    def __init__(self, like: Tensor, config: PretrainedConfig, rows: int, capacity: int, size: int):
+        shape = (config.num_hidden_layers, rows, config.num_key_value_heads)
+        # zeros, not empty: what attention masks it still multiplies with 0
+        self.keys = like.new_zeros(*shape, size, capacity)
+        self.values = like.new_zeros(*shape, capacity, size)
+        self.rows = torch.arange(rows, device=like.device)
+
+    def write(
+        self,
+        layer: int,
+        row: Int[Tensor, " N"],
+        position: Int[Tensor, " N"],
+        keys: Float[Tensor, "N K D"],
+        values: Float[Tensor, "N K D"],
+    ) -> None:
+        """Put N tokens at their positions in their rows."""
+        self.keys[layer][row, :, :, position] = keys
+        self.values[layer][row, :, position] = values
+
+    def read(
+        self, layer: int, rows: slice | Int[Tensor, " R"], width: int
+    ) -> tuple[Float[Tensor, "R K D width"], Float[Tensor, "R K width D"]]:
+        """The first `width` positions of the rows."""
+        return self.keys[layer, rows, ..., :width], self.values[layer, rows, :, :width]
+
+    def move(self, sources: list[int], targets: list[int], used: int) -> None:
+        """Let rows `targets` become copies of `sources`, up to position `used`, the last first."""
+        for states in (self.keys[..., :used], self.values[..., :used, :]):
+            for source, target in reversed(list(zip(sources, targets, strict=True))):
+                states[:, target].copy_(states[:, source])
 
 
 class PreallocatedLayer(DynamicLayer):

@@ -7,6 +7,7 @@ is made for one rollout, during which the weights must not change.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaModel, Qwen2Model
 
-from lldlib.rollout.cache import new_cache
+from lldlib.policy.head import CHUNK_ELEMENTS
+from lldlib.rollout.cache import RaggedCache, new_cache
 
 NEVER = float("-inf")
-# what RaggedDecoder computes: rotated grouped heads, RMS norms, one MLP a layer
-PLAIN = (Qwen2Model, LlamaModel)
+PLAIN = (Qwen2Model, LlamaModel)  # rotated grouped heads, RMS norms, one MLP a layer
+JOINED = 2**20  # weights of q, k and v up to this size are copied side by side: fewer calls
+PIECE = CHUNK_ELEMENTS  # attention scores held at a time while long texts are fed
 
 
 class LockstepDecoder:
@@ -39,9 +42,23 @@ class LockstepDecoder:
         return out.last_hidden_state[:, -1]
 
     def move(self, sources: list[int], targets: list[int], size: int) -> None:
-        """Let rows `sources` take the places `targets`, then keep the first `size` rows only."""
+        """Let rows `targets` become copies of `sources`, then keep the first `size` rows only."""
         for layer in self.cache.layers:
             layer.move(sources, targets, size)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tokens of one pass as one flat list of N, and where they go."""
+
+    tokens: Int[Tensor, " N"]
+    row: Int[Tensor, " N"]
+    position: Int[Tensor, " N"]  # within the row
+    rows: slice | Int[Tensor, " B"]  # the rows that are fed
+    width: int  # columns of the cache that attention looks at
+    mask: Float[Tensor, "B 1 width"]  # of each row's last token, added to attention scores
+    last: Int[Tensor, " B"] | None = None  # where the rows' last tokens are; None: one token a row
+    long: "_Long | None" = None
 
 
 class RaggedDecoder:
@@ -55,64 +72,129 @@ class RaggedDecoder:
 
     def __init__(self, decoder: Qwen2Model | LlamaModel, rows: int, capacity: int):
         config, weight = decoder.config, decoder.norm.weight
-        self.decoder, self.capacity = decoder, capacity
+        self.decoder, self.device = decoder, weight.device
+        self.layers = [_Layer.of(layer) for layer in decoder.layers]
+        self.norm = _norm(decoder.norm)
         self.head_size = decoder.layers[0].self_attn.head_dim
-        places = torch.arange(capacity, device=weight.device)
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        places = torch.arange(capacity, device=self.device)
         cos, sin = decoder.rotary_emb(weight, places[None])
         half = self.head_size // 2  # rotating by halves is rolling with the first half negated
         self.cos, self.sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
-        shape = (2, config.num_hidden_layers, rows, capacity, config.num_key_value_heads)
-        # zeros, not empty: what attention masks it still multiplies with 0
-        self.keys, self.values = weight.new_zeros(*shape, self.head_size)
+        self.cache = RaggedCache(weight, config, rows, capacity, self.head_size)
+        # windows on one line of numbers: window i begins with capacity - i zeros
+        line = weight.new_zeros(2 * capacity, dtype=_working(weight))
+        line[capacity:] = NEVER
+        self.windows, self.capacity = line.unfold(0, capacity, 1), capacity
         self.lengths = [0] * rows  # tokens fed so far
-        attentions = [layer.self_attn for layer in decoder.layers]
-        self.projections = [_joined([a.q_proj, a.k_proj, a.v_proj]) for a in attentions]
 
     def feed(self, tokens: Sequence[Sequence[int]]) -> Float[Tensor, "B H"]:
         """Feed every row its tokens, at least one; the last hidden state of each row."""
-        step = _Step.make(tokens, self.lengths, self.cos.device)
-        self.lengths = step.lengths
+        once = list(dict.fromkeys(map(tuple, tokens)))
+        if not any(self.lengths) and len(once) < len(tokens):  # equal prompts are fed once
+            return self._shared([tuple(row) for row in tokens], once)
+        longest, long = max(map(len, tokens)), sum(len(row) > 1 for row in tokens)
+        width = longest + max(self.lengths)
+        piece = max(1, PIECE // (max(1, long) * self.heads * width))
+        while max(map(len, tokens)) > piece:
+            rows = [row for row, fed in enumerate(tokens) if len(fed) > piece]
+            self.states(self._ragged(rows, [tokens[row][:piece] for row in rows]))
+            tokens = [fed[piece:] if len(fed) > piece else fed for fed in tokens]
+        if max(map(len, tokens)) > 1:
+            return self.states(self._ragged(range(len(tokens)), tokens))
+        flat = [[row[0] for row in tokens], self.lengths]
+        self.lengths = [length + 1 for length in self.lengths]
+        ids, position = torch.tensor(flat, device=self.device)
+        return self.states(self.single(ids, position, max(self.lengths)))
+
+    def _shared(
+        self, tokens: list[tuple[int, ...]], once: list[tuple[int, ...]]
+    ) -> Float[Tensor, "B H"]:
+        """Feed each of the different texts to one row, then give it to all rows that begin so.
+
+        No row copies from one behind it, so none is overwritten before it is read.
+        """
+        self.lengths = [0] * len(once)
+        hidden = self.feed(once)
+        place = {text: row for row, text in enumerate(once)}
+        source = [place[text] for text in tokens]
+        self.move(source, list(range(len(tokens))), len(tokens))
+        return hidden[torch.tensor(source, device=self.device)]
+
+    def single(self, tokens: Int[Tensor, " B"], position: Int[Tensor, " B"], width: int) -> Step:
+        """One token a row, at the given positions, all below `width`."""
+        mask = self._sees(position)[:, None, :width]
+        rows = self.cache.rows[: len(tokens)]
+        return Step(tokens, rows, position, slice(len(tokens)), width, mask)
+
+    def states(self, step: Step) -> Float[Tensor, "B H"]:
+        """The last hidden state of each row after the step."""
         turn = self.cos[step.position][:, None], self.sin[step.position][:, None]
         states = self.decoder.embed_tokens(step.tokens)
-        for number, layer in enumerate(self.decoder.layers):
-            normed = _norm(layer.input_layernorm, states)
-            states = states + self._attention(number, normed, step, *turn)
-            states = states + layer.mlp(_norm(layer.post_attention_layernorm, states))
-        last = states if step.long is None else states[step.last]
-        return _norm(self.decoder.norm, last)
+        for number, layer in enumerate(self.layers):
+            attention = self._attention(number, layer.before(states), step, *turn)
+            if len(attention) < len(states):  # the last layer's, of the last tokens only
+                states = states[step.last]
+            states = states + attention
+            inner = layer.between(states)
+            states = states + layer.down(layer.act(layer.gate(inner)).mul_(layer.up(inner)))
+        return self.norm(states)
 
     def move(self, sources: list[int], targets: list[int], size: int) -> None:
-        """Let rows `sources` take the places `targets`, then keep the first `size` rows only."""
-        used = max(self.lengths)
-        for states in (self.keys, self.values):
-            states[:, targets, :used] = states[:, sources, :used]
-        for source, target in zip(sources, targets, strict=True):
-            self.lengths[target] = self.lengths[source]
-        self.lengths = self.lengths[:size]
+        """Let rows `targets` become copies of `sources`, then keep the first `size` rows only."""
+        self.cache.move(sources, targets, max(self.lengths))
+        moved = dict(zip(targets, sources, strict=True))
+        self.lengths = [self.lengths[moved.get(row, row)] for row in range(size)]
+
+    def _sees(self, position: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape capacity"]:
+        """Masks in which a token sees the columns up to its own position."""
+        return self.windows[self.capacity - 1 - position]
+
+    def _ragged(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Step:
+        """Lay the rows' tokens one behind the other, each row going on at its length so far."""
+        counts = [len(fed) for fed in tokens]
+        flat = [
+            (token, row, self.lengths[row] + offset)
+            for row, fed in zip(rows, tokens, strict=True)
+            for offset, token in enumerate(fed)
+        ]
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+        ids, row, position = torch.tensor(flat, device=self.device).T
+        last = torch.tensor(list(accumulate(counts)), device=self.device) - 1
+        width = max(self.lengths[row] for row in rows)
+        every = len(rows) == len(self.lengths)
+        chosen = slice(len(rows)) if every else torch.tensor(rows, device=self.device)
+        long = _Long.make(counts, rows, self.device)
+        mask = self._sees(position[last])[:, None, :width]
+        return Step(ids, row, position, chosen, width, mask, last, long)
 
     def _attention(
         self,
-        layer: int,
+        number: int,
         states: Float[Tensor, "N H"],
-        step: "_Step",
+        step: Step,
         cos: Float[Tensor, "N 1 D"],
         sin: Float[Tensor, "N 1 D"],
-    ) -> Float[Tensor, "N H"]:
-        module = self.decoder.layers[layer].self_attn
-        heads = self.projections[layer](states).view(len(states), -1, self.head_size)
-        both, values = heads.tensor_split([-self.keys.shape[-2]], dim=1)
+    ) -> Float[Tensor, "n H"]:
+        """Of all N tokens, in the last layer of each row's last."""
+        layer = self.layers[number]
+        heads = layer.project(states).view(len(states), -1, self.head_size)
+        both, values = heads.tensor_split([-self.kv_heads], dim=1)
         both = torch.addcmul(both * cos, both.roll(self.head_size // 2, -1), sin)
-        queries, keys = both.tensor_split([-self.keys.shape[-2]], dim=1)
-        cached = self.keys[layer], self.values[layer]
-        cached[0][step.row, step.position], cached[1][step.row, step.position] = keys, values
-        used = [states[: len(step.lengths), : max(step.lengths)] for states in cached]
-        if step.long is None:  # the flat list is a list of the rows
-            return module.o_proj(_attend(queries[:, None], *used, step.mask).flatten(1))
+        queries, keys = both.tensor_split([-self.kv_heads], dim=1)
+        self.cache.write(number, step.row, step.position, keys, values)
+        used = self.cache.read(number, step.rows, step.width)
+        single = queries if step.long is None else queries[step.last]
+        attended = _attend(single[:, None], *used, step.mask)
+        if step.long is None or number == len(self.layers) - 1:
+            return layer.out(attended.flatten(1))
         out, long = torch.empty_like(queries), step.long
-        seen = [states[long.rows] for states in used]
-        out[long.flat] = _attend(queries[long.rectangle], *seen, long.mask)[long.place]
-        out[step.last] = _attend(queries[step.last][:, None], *used, step.mask)
-        return module.o_proj(out.flatten(1))
+        out[step.last] = attended
+        mask = self._sees(step.position[long.rectangle])[..., : step.width]
+        seen = self.cache.read(number, long.rows, step.width)
+        out[long.flat] = _attend(queries[long.rectangle], *seen, mask)[long.place]
+        return layer.out(out.flatten(1))
 
 
 @dataclass(frozen=True)
@@ -123,90 +205,102 @@ class _Long:
     rectangle: Int[Tensor, "R width"]  # the token in the flat list; padding repeats the row's last
     flat: Int[Tensor, " n"]  # where their tokens stand in the flat list
     place: Int[Tensor, " n"]  # and in the flattened rectangle
-    mask: Float[Tensor, "R 1 width used"]
 
     @classmethod
-    def make(cls, counts: list[int], sees: Callable[[Tensor], Tensor], device) -> "_Long | None":
+    def make(cls, counts: list[int], rows: Sequence[int], device: torch.device) -> "_Long | None":
         """None where no row is fed more than one token."""
-        rows = [row for row, count in enumerate(counts) if count > 1]
-        if not rows:
+        fed = [at for at, count in enumerate(counts) if count > 1]
+        if not fed:
             return None
         width, starts = max(counts), [0, *accumulate(counts)]
         inside = [
-            (place, offset) for place, row in enumerate(rows) for offset in range(counts[row])
+            (starts[at] + offset, line * width + offset)
+            for line, at in enumerate(fed)
+            for offset in range(counts[at])
         ]
-        flat = torch.tensor([starts[rows[at]] + offset for at, offset in inside], device=device)
-        place = torch.tensor([at * width + offset for at, offset in inside], device=device)
-        rectangle = torch.tensor(
-            [[starts[row] + min(at, counts[row] - 1) for at in range(width)] for row in rows],
-            device=device,
-        )
-        return cls(torch.tensor(rows, device=device), rectangle, flat, place, sees(rectangle))
+        rectangle = [[starts[at] + min(i, counts[at] - 1) for i in range(width)] for at in fed]
+        flat, place = torch.tensor(inside, device=device).T
+        chosen = torch.tensor([rows[at] for at in fed], device=device)
+        return cls(chosen, torch.tensor(rectangle, device=device), flat, place)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The tokens of one call of `RaggedDecoder.feed` as one flat list of N, and where they go."""
+class _Layer:
+    """What one layer computes, as functions; a plain matrix is called without its module."""
 
-    tokens: Int[Tensor, " N"]
-    row: Int[Tensor, " N"]
-    position: Int[Tensor, " N"]  # within the row
-    last: Int[Tensor, " B"]  # where each row's last token stands in the flat list
-    mask: Float[Tensor, "B 1 1 used"]  # of the last tokens, added to attention scores
-    long: _Long | None
-    lengths: list[int]  # of the rows, these tokens included
+    before: Callable[[Tensor], Tensor]
+    project: Callable[[Tensor], Tensor]  # to queries, keys and values, side by side
+    out: Callable[[Tensor], Tensor]
+    between: Callable[[Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor]
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+    act: Callable[[Tensor], Tensor]
 
     @classmethod
-    def make(
-        cls, tokens: Sequence[Sequence[int]], lengths: list[int], device: torch.device
-    ) -> "_Step":
-        """Lay the rows' tokens one behind the other, each row going on at its length so far."""
-        counts = [len(row) for row in tokens]
-        flat = [
-            (token, row, lengths[row] + offset)
-            for row, fed in enumerate(tokens)
-            for offset, token in enumerate(fed)
-        ]
-        ids, row, position = torch.tensor(flat, device=device).T
-        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
-        columns = torch.arange(max(ends), device=device)
+    def of(cls, layer: nn.Module) -> "_Layer":
+        attention, mlp = layer.self_attn, layer.mlp
+        return cls(
+            before=_norm(layer.input_layernorm),
+            project=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+            out=_linear(attention.o_proj),
+            between=_norm(layer.post_attention_layernorm),
+            gate=_linear(mlp.gate_proj),
+            up=_linear(mlp.up_proj),
+            down=_linear(mlp.down_proj),
+            act=mlp.act_fn,
+        )
 
-        def sees(chosen: Int[Tensor, "R width"]) -> Float[Tensor, "R 1 width used"]:
-            hidden = columns > position[chosen][:, None, :, None]
-            return torch.zeros(hidden.shape, device=device).masked_fill(hidden, NEVER)
 
-        last = torch.tensor(list(accumulate(counts)), device=device) - 1
-        long = _Long.make(counts, sees, device)
-        return cls(ids, row, position, last, sees(last[:, None]), long, ends)
+def _linear(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    if type(layer) is not nn.Linear:
+        return layer
+    return partial(functional.linear, weight=layer.weight, bias=layer.bias)
+
+
+def _joined(layers: list[nn.Module]) -> Callable[[Float[Tensor, "N H"]], Float[Tensor, "N P"]]:
+    """The outputs side by side; small plain matrices by one product with a copy of them."""
+    plain = all(type(layer) is nn.Linear for layer in layers)
+    if not plain or sum(layer.weight.numel() for layer in layers) > JOINED:
+        apart = [_linear(layer) for layer in layers]
+        return lambda states: torch.cat([layer(states) for layer in apart], dim=-1)
+    weight = torch.cat([layer.weight for layer in layers])
+    biased = layers[0].bias is not None
+    bias = torch.cat([layer.bias for layer in layers]) if biased else None
+    return partial(functional.linear, weight=weight, bias=bias)
+
+
+def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+    shape = tuple(norm.weight.shape)
+    return lambda x: torch.rms_norm(x, shape, norm.weight, norm.variance_epsilon)
+
+
+def _working(values: Tensor) -> torch.dtype:
+    """Softmax is taken in float32, in float64 where the model computes in that."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def _attend(
     queries: Float[Tensor, "B L Q D"],
-    keys: Float[Tensor, "B T K D"],
-    values: Float[Tensor, "B T K D"],
-    mask: Float[Tensor, "B 1 L T"],
-) -> Float[Tensor, "_ Q D"]:
-    """Attention of Q heads over K <= Q heads of keys and values; (B * L, Q, D)."""
-    out = functional.scaled_dot_product_attention(
-        *(states.transpose(1, 2) for states in (queries, keys, values)),
-        attn_mask=mask.to(queries.dtype),
-        enable_gqa=queries.shape[2] != keys.shape[2],
-    )
-    return out.transpose(1, 2).flatten(0, 1)
+    keys: Float[Tensor, "B K D T"],
+    values: Float[Tensor, "B K T D"],
+    mask: Float[Tensor, "B L T"],
+) -> Float[Tensor, "n Q D"]:
+    """Attention of Q heads over K <= Q heads of keys and values; (B * L, Q, D).
 
-
-def _joined(layers: list[nn.Module]) -> Callable[[Float[Tensor, "N H"]], Float[Tensor, "N P"]]:
-    """The outputs side by side; where all are plain, by one product with a copy of the weights."""
-    if any(type(layer) is not nn.Linear for layer in layers):
-        return lambda states: torch.cat([layer(states) for layer in layers], dim=-1)
-    weight = torch.cat([layer.weight for layer in layers])
-    biased = layers[0].bias is not None
-    bias = torch.cat([layer.bias for layer in layers]) if biased else None
-    return lambda states: functional.linear(states, weight, bias)
-
-
-def _norm(norm: nn.Module, states: Float[Tensor, "N H"]) -> Float[Tensor, "N H"]:
-    return functional.rms_norm(states, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    Two products, batched over rows and heads of keys. For one query a row they cost less than the
+    fused kernels of PyTorch, which on a CPU take blocks of queries and on a GPU copy grouped heads.
+    """
+    rows, length, heads, size = queries.shape
+    groups, width = keys.shape[1], keys.shape[3]
+    each = heads // groups * length  # queries that read the same keys
+    asked = queries.view(rows, length, groups, -1, size).transpose(1, 2)
+    scores = torch.bmm(asked.reshape(-1, each, size), keys.flatten(0, 1))
+    scores = scores.view(rows, groups, length, -1, width)
+    scores = torch.add(mask[:, None, :, None], scores, alpha=size**-0.5)
+    shares = scores.softmax(-1).to(values.dtype).view(-1, each, width)
+    out = torch.bmm(shares, values.flatten(0, 1)).view(rows, groups, length, -1, size)
+    return out.transpose(1, 2).reshape(-1, heads, size)
 
 
 def make_decoder(model: nn.Module, rows: int, capacity: int) -> LockstepDecoder | RaggedDecoder:

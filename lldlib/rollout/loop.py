@@ -19,9 +19,8 @@ from torch import nn
 
 from lldlib.config import RolloutConfig
 from lldlib.policy.load import unpacked
-from lldlib.policy.score import next_token
 from lldlib.retrieval import Retriever, RetrieverError
-from lldlib.rollout.decode import LockstepDecoder, RaggedDecoder, make_decoder
+from lldlib.rollout.draw import Drawer
 from lldlib.types import Episode, Question, StopReason, Turn
 from lldlib.world.environment import Rules
 from lldlib.world.protocol import Action, ends_turn, may_end_turn, parse_action, spans
@@ -104,19 +103,32 @@ class Rollout:
         size = (len(asked), self.config.max_tokens)
         chance = torch.rand(size, generator=generator) if temperature else torch.zeros(size)
         rows = [self._start(*pair) for pair in zip(asked, chance.tolist(), strict=True)]
-        head = model.get_output_embeddings()
-        decoder = make_decoder(model, *size)
-        running = list(rows)
+        at_once, left = self.config.at_once or len(rows), rows
         with unpacked(model):
-            while running:
-                hidden = decoder.feed(self._feed(running, decoder.ragged))
-                uniform = torch.tensor([row.chance[row.chosen] for row in running])
-                drawn, logp = next_token(
-                    head, hidden, temperature=temperature, uniform=uniform.to(hidden.device)
-                )
-                self._advance(running, drawn.tolist(), logp.tolist())
-                running = self._drop_finished(running, decoder)
+            while left:
+                size = min(at_once, len(left))
+                drawer = Drawer(model, size, self.config.max_tokens, temperature=temperature)
+                joining = len(left) if drawer.ragged else size
+                self._roll(drawer, left[:size], left[size:joining])
+                left = left[joining:]
         return [self._end(row) for row in rows]
+
+    def _roll(self, drawer: Drawer, running: list[_Row], waiting: list[_Row]) -> None:
+        """Run rows to their ends; a waiting one takes the place of one that ended."""
+        spare = [0.0] * drawer.block  # for tokens beyond the budget, which no row takes
+        waiting = waiting[::-1]
+        while running:
+            fed = self._feed(running, drawer.ragged)
+            numbers = [
+                (row.chance[row.chosen : row.chosen + drawer.block] + spare)[: drawer.block]
+                for row in running
+            ]
+            self._advance(running, *drawer.draw(fed, numbers))
+            for place, row in enumerate(running):
+                if row.stop is not None and waiting:
+                    running[place] = waiting.pop()
+            drawer.rewind([row.length for row in running])
+            running = self._drop_finished(running, drawer)
 
     def _start(self, asked: tuple[int, Question], chance: list[float]) -> _Row:
         group, question = asked
@@ -141,16 +153,14 @@ class Rollout:
             group=row.group,
         )
 
-    def _drop_finished(
-        self, running: list[_Row], decoder: LockstepDecoder | RaggedDecoder
-    ) -> list[_Row]:
+    def _drop_finished(self, running: list[_Row], drawer: Drawer) -> list[_Row]:
         """Fill the places of rows that ended with running rows from the end of the batch."""
         size = sum(row.stop is None for row in running)
         if size == len(running):
             return running
         free = [i for i in range(size) if running[i].stop is not None]
         moving = [i for i in range(size, len(running)) if running[i].stop is None]
-        decoder.move(moving, free, size)
+        drawer.move(moving, free, size)
         kept = running[:size]
         for source, target in zip(moving, free, strict=True):
             kept[target] = running[source]
@@ -169,19 +179,38 @@ class Rollout:
             row.length += len(fed[-1])
         return fed
 
-    def _advance(self, running: list[_Row], drawn: list[int], logp: list[float]) -> None:
-        """Take the drawn token in every row whose pending text has run out."""
+    def _advance(
+        self, running: list[_Row], drawn: list[list[int]], logp: list[list[float]]
+    ) -> None:
+        """Take the drawn tokens in every row whose pending text has run out."""
         asking = []
-        for row, token, value in zip(running, drawn, logp, strict=True):
+        for row, tokens, values in zip(running, drawn, logp, strict=True):
+            action = self._take(row, tokens, values)
+            if action is not None and row.stop is None:
+                asking.append((row, action))
+        self._reply(asking)
+
+    def _take(self, row: _Row, tokens: list[int], values: list[float]) -> Action | None:
+        """Take tokens until the turn or the episode ends; the action of a turn that has closed.
+
+        All but the last of them were fed when the next one was drawn.
+        """
+        for number, (token, value) in enumerate(zip(tokens, values, strict=True)):
+            if number:
+                row.length, row.pending = row.length + 1, []
             if row.length >= self.config.max_tokens:
                 self._cut(row)
-            elif not row.pending:
-                self._speak(row, token, value)
-                if row.stop is None and self.text.may_end_turn(token):
-                    said = self.text.tokenizer.decode(row.speaking.tokens)
-                    if ends_turn(said):
-                        asking.append((row, self._act(row, parse_action(said))))
-        self._reply([(row, action) for row, action in asking if row.stop is None])
+                return None
+            if row.pending:
+                return None
+            self._speak(row, token, value)
+            if row.stop is not None:
+                return None
+            if self.text.may_end_turn(token):
+                said = self.text.tokenizer.decode(row.speaking.tokens)
+                if ends_turn(said):
+                    return self._act(row, parse_action(said))
+        return None
 
     def _act(self, row: _Row, action: Action) -> Action:
         """Take note of the turn that has just closed; it may be the row's last."""

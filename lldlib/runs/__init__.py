@@ -1,4 +1,4 @@
 """The run folder and what is read off it: metrics, phases, alarm, post-mortem, summary, glossary.
 
-Numbers only, no drawing. May import: types, config, files, losses.
+Numbers only, no drawing. May import: files, types, config, losses.
 """

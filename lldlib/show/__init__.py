@@ -1,4 +1,5 @@
-"""Figures and widgets of run folders and of plain data; a run to be steered is handed in.
+"""Figures and widgets, drawn from run folders and plain data; they train nothing.
 
-They train nothing and compute no metric. May import: types, config, files, recipes, losses, runs.
+The run that the live lab steers is handed in. May import: files, types, config, recipes, losses,
+runs.
 """

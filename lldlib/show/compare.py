@@ -3,11 +3,11 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,13 +18,7 @@ from lldlib.files import write_json, write_whole
 from lldlib.runs.folder import Run
 from lldlib.runs.glossary import describe
 from lldlib.runs.onsets import SPIRAL, BandRule, band_of, leaves
-from lldlib.runs.phases import (
-    Phase,
-    alarm_of,
-    collapse_batch,
-    phases_of,
-    trailing_mean,
-)
+from lldlib.runs.phases import Phase, alarm_of, collapse_batch, phases_of, trailing_mean
 from lldlib.runs.summary import arm_labels, summarise, summary_table, value_text
 from lldlib.show.curves import collapse_figure, probe_figure
 from lldlib.show.style import (
@@ -37,6 +31,7 @@ from lldlib.show.style import (
     colours,
     label_ends,
     save,
+    stretches,
     style,
 )
 
@@ -67,11 +62,8 @@ def phase_strips(runs: Mapping[str, Run]) -> Figure:
     figure = Figure(figsize=(WIDTH, 1.1 + 0.26 * len(runs)), layout="constrained")
     ax = figure.subplots()
     for place, run in enumerate(runs.values()):
-        start = 0
-        for phase, stretch in groupby(phases_of(run)):
-            length = len(list(stretch))
+        for phase, start, length in stretches(phases_of(run)):
             ax.barh(place, length, left=start, height=0.8, color=PHASE_COLOURS[phase])
-            start += length
         for batch, marker in ((alarm_of(run), "v"), (collapse_batch(run.column(REWARD)), "X")):
             if batch is not None:
                 ax.plot(batch, place, marker, color="black", markersize=6, markeredgecolor="white")
@@ -165,22 +157,19 @@ def unlabelled_figure(runs: Mapping[str, Run], keys: Sequence[str], batches: int
 
 def sweep_heatmap(rows: Sequence[Row], x: str, y: str, value: str) -> Axes:
     """The phase diagram: mean of `value` over the runs of each (x, y), with the number of runs."""
-    cells = defaultdict(list)
-    for row in rows:
-        if row[value] is not None:
-            cells[row[x], row[y]].append(float(row[value]))
-    if not cells:
+    known = pd.DataFrame(rows, columns=[x, y, value]).dropna(subset=value)
+    if known.empty:
         raise ValueError(f"no row has a {value!r}: there is nothing to draw")
-    xs, ys = (sorted({cell[axis] for cell in cells}) for axis in (0, 1))
-    grid = [[fmean(cells[a, b]) if (a, b) in cells else math.nan for a in xs] for b in ys]
+    cells = known.astype({value: float}).groupby([y, x])[value].agg(["mean", "size"])
+    grid = cells["mean"].unstack()
+    ys, xs = list(grid.index), list(grid.columns)
     size = (max(4.0, 1.5 + 1.0 * len(xs)), max(2.6, 1.2 + 0.7 * len(ys)))
     ax = Figure(figsize=size, layout="constrained").subplots()
     limits = {"vmin": 0, "vmax": 1} if value in SHARES else {}
     image = ax.imshow(grid, cmap="cividis", origin="lower", aspect="auto", **limits)
-    for (a, b), values in cells.items():
-        mean = fmean(values)
+    for (b, a), mean, count in cells.itertuples():
         ink = "black" if image.norm(mean) > 0.5 else "white"
-        text = f"{mean:.2f}\nn={len(values)}"
+        text = f"{mean:.2f}\nn={count}"
         ax.text(xs.index(a), ys.index(b), text, ha="center", va="center", color=ink, fontsize=SMALL)
     ax.set_xticks(range(len(xs)), [value_text(a) for a in xs])
     ax.set_yticks(range(len(ys)), [value_text(b) for b in ys])
@@ -195,14 +184,14 @@ def lambda_figure(rows: Sequence[Row]) -> Figure:
     """Peak (dashed) and end reward against LLDS's lambda; a cross is a run that collapsed."""
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     ax = figure.subplots()
-    weights = sorted({row["llds_coef"] for row in rows})
-    places = {weight: place for place, weight in enumerate(weights)}
+    means = pd.DataFrame(rows).groupby("llds_coef")[["peak_reward", "end_reward"]].mean()
+    weights = list(means.index)
     for key, line, colour in (("peak_reward", "--", COLOURS[4]), ("end_reward", "-", COLOURS[1])):
-        means = [fmean(row[key] for row in rows if row["llds_coef"] == w) for w in weights]
-        ax.plot(range(len(weights)), means, line, color=colour, linewidth=2, label=WORDS[key])
+        ax.plot(means[key].to_numpy(), line, color=colour, linewidth=2, label=WORDS[key])
     for row in rows:
+        place = weights.index(row["llds_coef"])
         marker = "x" if row["collapsed_at"] is not None else "o"
-        ax.plot(places[row["llds_coef"]], row["end_reward"], marker, color=COLOURS[1], markersize=6)
+        ax.plot(place, row["end_reward"], marker, color=COLOURS[1], markersize=6)
     ax.set_xticks(range(len(weights)), [value_text(w) for w in weights])
     ax.set_ylim(0, 1)
     label_ends(style(ax, "LLDS weight λ   (x collapsed, o alive)", "mean reward of 10 batches"))

@@ -7,7 +7,7 @@ these functions return.
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import ipywidgets
 import torch
@@ -17,14 +17,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lldlib.config import Gate
-from lldlib.losses import (
-    aggregate,
-    forward_kl,
-    llds_gate,
-    llds_penalty,
-    preserved_mask,
-    proxy_logits,
-)
+from lldlib.losses import aggregate, forward_kl, llds_parts, proxy_logits
 from lldlib.runs.folder import Run
 from lldlib.runs.postmortem import PostMortem, mean_logp, post_mortem
 from lldlib.runs.summary import summarise, value_text
@@ -73,17 +66,15 @@ def gate_values(
 ) -> GateValues:
     """LLDS on a small case: open gates, penalties, loss and gradient (2512.04220v2 Eq. 4, 5)."""
     logp = case.new_logp.detach().clone().requires_grad_()
-    rows = (case.old_logp, case.advantages, case.action_mask)
-    term = llds_penalty(
-        logp, *rows, gate=gate, answer_mask=case.answer_mask, answer_weight=answer_weight
-    )
-    preserved = preserved_mask(case.advantages, case.action_mask)
-    loss = coef * aggregate(term, preserved, "token-mean")
+    rows = (logp, case.old_logp, case.advantages, case.action_mask)
+    answer = {"answer_mask": case.answer_mask, "answer_weight": answer_weight}
+    parts = llds_parts(*rows, gate=gate, preserve="nonnegative", **answer)
+    loss = coef * aggregate(parts.penalty, parts.preserved, "token-mean")
     (gradient,) = torch.autograd.grad(loss, logp)
     return GateValues(
-        preserved=preserved,
-        gate_open=llds_gate(logp.detach(), *rows, gate),
-        penalty=term.detach(),
+        preserved=parts.preserved,
+        gate_open=parts.gate,
+        penalty=parts.penalty.detach(),
         gradient=gradient,
         loss=float(loss.detach()),
     )
@@ -285,8 +276,7 @@ class PhaseDiagram(ipywidgets.VBox):
     def __init__(self, runs: Sequence[Run]):
         if not runs:
             raise ValueError("no runs to map: give the run folders of a sweep")
-        self.runs = list(runs)
-        self.rows = [summarise(run) for run in self.runs]
+        self.rows = [summarise(run) | {"run": run} for run in runs]
         for found in self.rows:
             found["collapsed"] = float(found["collapsed_at"] is not None)
         methods = list(dict.fromkeys(found["method"] for found in self.rows))
@@ -307,19 +297,17 @@ class PhaseDiagram(ipywidgets.VBox):
 
     def _offer(self, _change: object = None) -> None:
         """The cells of the chosen method."""
-        mine = [found for found in self.rows if found["method"] == self.method.value]
+        mine = self._mine()
         for part, key in ((self.lr, "lr"), (self.updates, "updates_per_batch")):
             part.options = [(value_text(v), v) for v in sorted({found[key] for found in mine})]
             part.index = 0  # a list that was empty has nothing chosen
         self._show()
 
+    def _mine(self) -> list[dict[str, Any]]:
+        return [found for found in self.rows if found["method"] == self.method.value]
+
     def _show(self, _change: object = None) -> None:
-        mine = [
-            (run, found)
-            for run, found in zip(self.runs, self.rows, strict=True)
-            if found["method"] == self.method.value
-        ]
-        rows = [found for _, found in mine]
+        rows = self._mine()
         cell = {"lr": self.lr.value, "updates_per_batch": self.updates.value}
         axes = {key: sorted({found[key] for found in rows}) for key in cell}
         if any(value not in axes[key] for key, value in cell.items()):
@@ -330,7 +318,7 @@ class PhaseDiagram(ipywidgets.VBox):
         corner = [axes[key].index(value) - 0.5 for key, value in cell.items()]
         ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=3))
         self.map.value = png(ax.figure)
-        chosen = [run for run, found in mine if all(found[k] == v for k, v in cell.items())]
+        chosen = [found["run"] for found in rows if cell.items() <= found.items()]
         self.curves.value = png(cell_figure(chosen, f"lr {self.lr.label}, {self.updates.label}"))
 
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,7 +28,7 @@ from lldlib.runs.phases import alarm_of, phases_of
 from lldlib.runs.summary import flat, value_text
 from lldlib.show.controls import Knobs, control, labelled, picture, png, row
 from lldlib.show.curves import metric_panel
-from lldlib.show.style import BATCH, SHADES, SMALL, TEXT, WIDTH, colours, label_ends
+from lldlib.show.style import BATCH, SHADES, SMALL, TEXT, WIDTH, colours, label_ends, stretches
 
 HEIGHT = 560  # pixels of the curves
 NOW = "now"
@@ -384,14 +383,12 @@ def marks(strip: Axes, panels: Sequence[Axes], run: Run, name: str, colour: str)
     strip.tick_params(bottom=False)
     label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": TEXT, "color": colour}
     strip.set_ylabel(name, **label)
-    start, end = 0, strip.get_xlim()[1]
-    for phase, group in groupby(phases_of(run)):
-        length = len(list(group))
+    end = strip.get_xlim()[1]
+    for phase, start, length in stretches(phases_of(run)):
         strip.axvspan(start, start + length, 0, 0.5, color=SHADES[phase], linewidth=0)
         if length >= 0.12 * end:
             middle = start + length / 2
             strip.text(middle, 0.45, phase, ha="center", va="center", fontsize=SMALL, color="0.25")
-        start += length
     letter, free = end / 88, 0.0  # about the width of one, in batches; where the last text ended
     for batch, text, line in _happenings(run):
         width = letter * (len(text) + 1)

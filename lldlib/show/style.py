@@ -58,21 +58,25 @@ def label_ends(ax: Axes) -> Axes:
     return ax
 
 
+def stretches(phases: Sequence[Phase]) -> list[tuple[Phase, int, int]]:
+    """(phase, first batch, number of batches) of each stretch of one phase, in order."""
+    found = [list(group) for _, group in groupby(enumerate(phases), key=lambda pair: pair[1])]
+    return [(group[0][1], group[0][0], len(group)) for group in found]
+
+
 def mark_phases(ax: Axes, phases: Sequence[Phase], rung: int | None, *, names: bool) -> Axes:
     """Shade the phases (one per batch), name the longest stretch of each, mark the alarm."""
     top = {"transform": ax.get_xaxis_transform(), "fontsize": SMALL, "ha": "center", "va": "bottom"}
     letter = (ax.get_xlim()[1] - ax.get_xlim()[0]) / 90  # about the width of one, in batches
-    stretches = [(phase, len(list(group))) for phase, group in groupby(phases)]
-    longest = {phase: max(n for p, n in stretches if p == phase) for phase in set(phases)}
-    start, free = 0, -math.inf
-    for phase, length in stretches:
+    found, free = stretches(phases), -math.inf
+    longest = {phase: max(n for p, _, n in found if p == phase) for phase in set(phases)}
+    for phase, start, length in found:
         ax.axvspan(start, start + length, color=SHADES[phase], linewidth=0, zorder=0)
         middle, half = start + length / 2, letter * (len(phase) + 1) / 2
         # a name that would touch the last one is left out
         if names and length == longest[phase] and middle - half > free:
             ax.text(middle, 1.01, phase, color="0.35", **top)
             free = middle + half
-        start += length
     if rung is not None:
         ax.axvline(rung, color="black", linestyle=(0, (1, 1)), linewidth=1.2)
         if names:

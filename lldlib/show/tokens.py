@@ -211,17 +211,10 @@ class TokenView(ipywidgets.HTML):
     """
 
     def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
-        self.height = height
-        super().__init__()
-        self.show(rows)
-
-    def show(self, rows: Sequence[tuple[str, Tokens]]) -> None:
-        """Show other trajectories."""
-        self.value = token_html(rows, self.height)
+        super().__init__(_page(rows, height))
 
 
-def token_html(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
-    """The page of `TokenView`."""
+def _page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     every = [token for _, tokens in rows for token in tokens]
     known = [by for by in COLOURINGS if any(getattr(t, by.number) is not None for t in every)]
     if not known:

@@ -1,4 +1,5 @@
-"""The training loop, runs, sweeps and warm starts.
+"""The training loop (`trainer`), one run (`run`), many (`sweep`, `studies`), and warm starts.
 
-May import: everything below it, and not show.
+May import: files, types, config, recipes, losses, retrieval, world, runs, policy, rollout,
+evaluate.
 """

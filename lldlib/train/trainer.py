@@ -14,12 +14,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lldlib.config import TrainConfig
-from lldlib.losses import LossInputs, compute_loss, group_advantages, needs, nthr_weights
+from lldlib.losses import (
+    LossInputs,
+    compute_loss,
+    group_advantages,
+    low_log_prob,
+    needs,
+    nthr_weights,
+)
 from lldlib.losses.objective import policy_only
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
-from lldlib.policy.pieces import backward_through, leaf_scores
-from lldlib.policy.score import ROWS, Scores, score, score_sorted
+from lldlib.policy.score import (
+    ROWS,
+    Scores,
+    backward_through,
+    leaf_scores,
+    score,
+    score_sorted,
+)
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
@@ -27,7 +40,7 @@ from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
-QUESTIONS, SAMPLING, ORDER, FRESH, CONTROL = range(5)  # purposes of random draws
+QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH, CONTROL = range(6)  # purposes of random draws
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,7 @@ class Prepared:
     advantages: Float[Tensor, " B"]
     ref_logp: Float[Tensor, "B T"] | None
     negative_token_weights: Float[Tensor, "B T"] | None
+    low_logp: Float[Tensor, ""] | None
     mean_valid_searches: float
 
 
@@ -82,7 +96,8 @@ class Trainer:
         updated = time.perf_counter()
         metrics |= self._measure(prepared, episodes)
         if fresh is not None:
-            metrics |= self._fresh_displacement(prepared, *fresh)
+            trained = metrics["displacement/trained_positive"]
+            metrics |= self._fresh_displacement(*fresh, trained)
         metrics |= {
             "time/rollout": rolled - started,
             "time/score": scored - rolled,
@@ -142,7 +157,9 @@ class Trainer:
         proxy = config if "proxy_logp" in wanted else None
         old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
         advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
-        ref_logp = weights = None
+        ref_logp = weights = low = None
+        if "low_logp" in wanted:
+            low = low_log_prob(old.logp, batch.action_mask, config.lp_reg_quantile)
         if "ref_logp" in wanted:
             with adapters_off(self.reference):
                 ref_logp = self._scored(self.reference, batch).logp
@@ -152,7 +169,7 @@ class Trainer:
                 inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
             )
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
-        return Prepared(batch, old, advantages, ref_logp, weights, searches)
+        return Prepared(batch, old, advantages, ref_logp, weights, low, searches)
 
     def _scored(self, model: torch.nn.Module, batch: Batch, **wanted) -> Scores:
         """Without gradient, and so never more rows at a time than an update may hold."""
@@ -164,11 +181,12 @@ class Trainer:
         rows = len(prepared.advantages)
         count = min(self.config.updates_per_batch, rows)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed(ORDER)))
+        draws = torch.Generator().manual_seed(self._seed(DROPPED))
         norms, stats, share = [], [], {}
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
-            inputs = self._inputs(prepared, chosen, number)
+            inputs = self._inputs(prepared, chosen, number, draws)
             whole = self._is_whole(chosen)
             if whole and number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
                 share = {"grad/negative_share": self._negative_share(inputs)}
@@ -186,7 +204,9 @@ class Trainer:
         }
         return mean | share | norm
 
-    def _inputs(self, prepared: Prepared, rows: Int[Tensor, " n"], number: int) -> LossInputs:
+    def _inputs(
+        self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
+    ) -> LossInputs:
         part = prepared.batch.rows(rows)
         width = part.tokens.shape[1]
 
@@ -212,7 +232,8 @@ class Trainer:
             proxy_logp=cut(prepared.old.proxy_logp),
             negative_token_weights=cut(prepared.negative_token_weights),
             mean_valid_searches=prepared.mean_valid_searches,
-            generator=torch.Generator().manual_seed(self._seed(ORDER) + number),
+            generator=draws,
+            low_logp=prepared.low_logp,
         )
 
     def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
@@ -257,19 +278,13 @@ class Trainer:
 
     @torch.no_grad()
     def _fresh_displacement(
-        self, prepared: Prepared, fresh: Batch, old: Float[Tensor, "B T"]
+        self, fresh: Batch, old: Float[Tensor, "B T"], trained: float
     ) -> dict[str, float]:
-        """How far the updates moved rows trained on, and rows of the same policy not trained on."""
+        """How far the updates moved rows that they were not made of; `trained` is of those rows."""
         advantages = group_advantages(fresh.rewards, fresh.group, scale=False)
-        row: dict[str, float] = {}
-        for name, batch, before, signs in (
-            ("trained", prepared.batch, prepared.old.logp, prepared.advantages),
-            ("fresh", fresh, old, advantages),
-        ):
-            new = self._scored(self.policy.model, batch).logp
-            row |= diagnostics.token_displacement(name, before, new, signs, batch.action_mask)
-        gap = row["displacement/trained_positive"] - row["displacement/fresh_positive"]
-        return row | {"displacement/trained": gap}
+        new = self._scored(self.policy.model, fresh).logp
+        row = diagnostics.token_displacement("fresh", old, new, advantages, fresh.action_mask)
+        return row | {"displacement/trained": trained - row["displacement/fresh_positive"]}
 
     @torch.no_grad()
     def _measure(self, prepared: Prepared, episodes: list[Episode]) -> dict[str, float]:
@@ -285,6 +300,9 @@ class Trainer:
         }
         row |= diagnostics.likelihood(scores.logp, batch.rewards, mask)
         row |= diagnostics.displacement(scores.logp, new, batch.rewards, mask)
+        row |= diagnostics.token_displacement(
+            "trained", scores.logp, new, prepared.advantages, mask
+        )
         row |= diagnostics.low_probability(
             scores.logp, scores.proxy_logp, prepared.advantages, mask, loss.lp_reg_quantile
         )

@@ -10,8 +10,6 @@ from lldlib.config import Kind
 from lldlib.types import Question
 from lldlib.world.questions import load_questions, to_questions
 
-AIME_SAMPLES, AIME_TEMPERATURE = 16, 0.6  # Lp-Reg, 2510.03222, section 5
-
 
 @dataclass(frozen=True)
 class Hub:
@@ -20,10 +18,10 @@ class Hub:
     path: str
     config: str | None
     split: str
-    revision: str  # a commit where one is known, else main
-    id: str | None  # column of the id; None: the number of the row
-    question: str
-    answers: str  # column of one answer or of a list
+    revision: str = "main"  # a commit where one is known
+    id: str | None = "id"  # column of the id; None: the number of the row
+    question: str = "question"
+    answers: str = "answer"  # column of one answer or of a list
 
 
 @dataclass(frozen=True)
@@ -40,32 +38,30 @@ class Task:
 
 
 def _flashrag(config: str, split: str) -> Hub:
-    path = "RUC-NLPIR/FlashRAG_datasets"
-    return Hub(path, config, split, "main", "id", "question", "golden_answers")
+    return Hub("RUC-NLPIR/FlashRAG_datasets", config, split, answers="golden_answers")
 
 
 _AIME24 = Hub(
     "HuggingFaceH4/aime_2024", None, "train", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-    "id", "problem", "answer",
+    question="problem",
 )  # fmt: skip
 _AIME25 = Hub(
-    "math-ai/aime25", None, "test", "563bb8404243c5f09de6ec262f2db674fe5bce9b",
-    "id", "problem", "answer",
-)  # fmt: skip
+    "math-ai/aime25", None, "test", "563bb8404243c5f09de6ec262f2db674fe5bce9b", question="problem"
+)
 _MATH500 = Hub(
     "HuggingFaceH4/MATH-500", None, "test", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-    "unique_id", "problem", "answer",
+    "unique_id", "problem",
 )  # fmt: skip
 _OLYMPIAD = Hub(
     "Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train",
-    "91184b52131e7fc9455fef848035173aea8cc01a", "id", "question", "final_answer",
+    "91184b52131e7fc9455fef848035173aea8cc01a", answers="final_answer",
 )  # fmt: skip
-_MINERVA = Hub("math-ai/minervamath", None, "test", "main", None, "question", "answer")
+_MINERVA = Hub("math-ai/minervamath", None, "test", id=None)
 _DAPO = Hub(
-    "open-r1/DAPO-Math-17k-Processed", "all", "train", "main",
-    "extra_info.index", "prompt", "solution",
+    "open-r1/DAPO-Math-17k-Processed", "all", "train",
+    id="extra_info.index", question="prompt", answers="solution",
 )  # fmt: skip
-_AIME = {"samples": AIME_SAMPLES, "temperature": AIME_TEMPERATURE}
+_AIME = {"samples": 16, "temperature": 0.6}  # Lp-Reg, 2510.03222, section 5
 TASKS = {
     task.name: task
     for task in (

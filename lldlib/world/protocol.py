@@ -58,10 +58,6 @@ class Protocol:
         mark = "" if question.endswith("?") else "?"
         return f"{self.chat[0]}{self.instruction}Question: {question}{mark}\n{self.chat[1]}"
 
-    def information(self, passages: list[str]) -> str:
-        """The environment's answer to a search."""
-        return f"{INFORMATION} {' '.join(passages)} {END_OF_INFORMATION}"
-
     def observe(
         self, passages: Sequence[Passage], encode: Callable[[str], list[int]], passage_tokens: int
     ) -> list[int]:

@@ -41,6 +41,7 @@ def inputs(rows: int = 6, tokens: int = 12) -> LossInputs:
         answer_mask=answer & mask,
         proxy_logp=-torch.rand(rows, tokens, generator=draw),
         mean_valid_searches=1.2,
+        low_logp=torch.tensor(-0.6),
     )
 
 
@@ -65,7 +66,7 @@ def test_a_minibatch_gives_the_objectives_terms_and_gradient(changes):
     torch.testing.assert_close(gradient, reference, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["action", "all tokens", "MA of the paper"])
+@pytest.mark.parametrize("name", ["action", "all tokens", "MA of the paper", "Lp-Reg"])
 def test_micro_batches_add_up(name):
     x, config = inputs(), dataclasses.replace(BARE, **TERMS[name])
     names = ("logp", "old_logp", "advantages", "action_mask", "answer_mask", "proxy_logp")

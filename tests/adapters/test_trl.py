@@ -18,7 +18,7 @@ from trl_runs import Remembering, settings, some_policy, trainer
 
 from lldlib.adapters import trl as adapter
 from lldlib.adapters.trl import LLDGRPOTrainer
-from lldlib.losses import LossInputs, compute_loss, needs, regularizers
+from lldlib.losses import LossInputs, compute_loss, low_log_prob, needs, regularizers
 from lldlib.policy.load import save_policy
 from lldlib.policy.score import score
 from lldlib.rollout.batch import collate
@@ -78,6 +78,7 @@ def ours(config, policy, runner, start, rows, weights) -> tuple[torch.Tensor, li
     policy.model.load_state_dict(start)
     with torch.no_grad():
         old = score(policy.model, part, 1.0, proxy=proxy)
+        every = score(policy.model, batch, 1.0).logp  # of the rollout batch, not of the update
     policy.model.load_state_dict(weights)
     x = LossInputs(
         logp=score(policy.model, part, 1.0).logp,
@@ -87,6 +88,7 @@ def ours(config, policy, runner, start, rows, weights) -> tuple[torch.Tensor, li
         answer_mask=part.answer_mask,
         proxy_logp=old.proxy_logp,
         mean_valid_searches=sum(e.valid_searches for e in episodes) / len(episodes),
+        low_logp=low_log_prob(every, batch.action_mask, config.lp_reg_quantile),
     )
     bare = type(config)(kl_coef=0.0)
     term = compute_loss(config, x)[0] - compute_loss(bare, x)[0]

@@ -1,0 +1,143 @@
+"""The next tokens of all rows: one at a time on a CPU, on a GPU a block without a look in between.
+
+In a block every drawn token is fed at once and the next one drawn, all on the device. What a row
+draws after the end of its turn is surplus, which the loop drops by `rewind`; a row's later tokens
+overwrite it. On a GPU the step of a token is recorded as a CUDA graph, once for every number of
+rows and width of the cache (both rounded up), and played back as one launch.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lldlib.policy.head import next_token
+from lldlib.rollout.decode import RaggedDecoder, make_decoder
+
+BLOCK = 16  # tokens a GPU draws before the loop looks at them
+WIDTH = 256  # the smallest recorded width of the cache; others are its doubles
+WARM = 2  # blocks of a shape that are run before its step is recorded
+
+logger = logging.getLogger(__name__)
+
+
+class Drawer:
+    """Feeds rows and draws their next tokens; `block` of them at a time, where rows may differ."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: int,
+        capacity: int,
+        *,
+        temperature: float,
+        block: int | None = None,
+    ):
+        self.head, self.temperature = model.get_output_embeddings(), temperature
+        gpu = next(model.parameters()).is_cuda
+        block = block or (BLOCK if gpu else 1)
+        self.decoder = make_decoder(model, rows, capacity + block)
+        self.ragged = self.decoder.ragged
+        self.block = block if self.ragged else 1
+        self.move = self.decoder.move
+        if self.block > 1:
+            self.steps = _Steps(self, rows, captured=gpu)
+
+    def draw(
+        self, tokens: list[list[int]], chance: list[list[float]]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Feed every row its tokens, then draw `block` of each: their ids and log-probs, (B, k).
+
+        `chance` (B, k) holds the uniform numbers they are drawn with.
+        """
+        hidden = self.decoder.feed(tokens)
+        uniform = torch.tensor(chance, device=hidden.device)
+        drawn, logp = self.next(hidden, uniform[:, 0])
+        if self.block == 1:
+            return drawn[:, None].tolist(), logp[:, None].tolist()
+        return self.steps.go_on(drawn, logp, uniform)
+
+    def next(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """`next_token` with this rollout's head and temperature."""
+        return next_token(self.head, hidden, temperature=self.temperature, uniform=uniform)
+
+    def rewind(self, lengths: list[int]) -> None:
+        """Forget what the rows were fed beyond these lengths."""
+        if self.ragged:
+            self.decoder.lengths = lengths
+
+
+class _Steps:
+    """All tokens of a block but the first, in tensors that stay where they are."""
+
+    def __init__(self, drawer: Drawer, rows: int, *, captured: bool):
+        self.drawer, self.captured = drawer, captured
+        device = drawer.decoder.device
+        self.tokens = torch.zeros(rows, dtype=torch.long, device=device)
+        self.position = torch.zeros_like(self.tokens)
+        self.column = torch.zeros(1, dtype=torch.long, device=device)
+        self.uniform = torch.zeros(drawer.block, rows, device=device)
+        self.drawn = torch.zeros(drawer.block, rows, dtype=torch.long, device=device)
+        self.logp = torch.zeros_like(self.uniform, dtype=torch.float64)
+        self.seen: dict[tuple[int, int], int] = {}
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+    def go_on(
+        self, drawn: Tensor, logp: Tensor, uniform: Tensor
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Feed the first drawn tokens and draw the rest of the block."""
+        decoder, size = self.drawer.decoder, len(drawn)
+        assert isinstance(decoder, RaggedDecoder)
+        rows, width = self._shape(size, max(decoder.lengths) + self.drawer.block)
+        self.tokens.zero_()[:size] = drawn
+        self.position.zero_()[:size] = torch.tensor(decoder.lengths, device=drawn.device)
+        self.uniform[:, :size], self.drawn[0, :size], self.logp[0, :size] = uniform.T, drawn, logp
+        self.column.zero_()
+        step = self._step(rows, width)
+        for _ in range(self.drawer.block - 1):
+            step(rows, width)
+        return self.drawn[:, :size].T.tolist(), self.logp[:, :size].T.tolist()
+
+    def _shape(self, rows: int, width: int) -> tuple[int, int]:
+        """Rounded up where steps are recorded: rows to eighths of a power of 2, widths to one."""
+        if not self.captured:
+            return rows, width
+        grain = max(1, 2 ** (rows.bit_length() - 3))
+        wide = WIDTH
+        while wide < width:
+            wide *= 2
+        rows = -(-rows // grain) * grain
+        return min(rows, len(self.tokens)), min(wide, self.drawer.decoder.capacity)
+
+    def _step(self, rows: int, width: int) -> Callable[[int, int], None]:
+        """The step of this shape: recorded, or run as it is."""
+        key = (rows, width)
+        if key in self.graphs:
+            return lambda *_: self.graphs[key].replay()
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if not self.captured or self.seen[key] <= WARM:
+            return self._advance
+        graph, other = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
+        try:
+            with torch.cuda.graph(graph, pool=None if other is None else other.pool()):
+                self._advance(rows, width)
+        except RuntimeError as error:
+            logger.warning("steps are not recorded, which is slower: %s", error)
+            self.captured = False
+            return self._advance
+        self.graphs[key] = graph
+        return lambda *_: graph.replay()
+
+    def _advance(self, rows: int, width: int) -> None:
+        """Feed the last drawn tokens and draw the next ones, without a look at any number."""
+        tokens, position = self.tokens[:rows], self.position[:rows]
+        decoder = self.drawer.decoder
+        hidden = decoder.states(decoder.single(tokens, position, width))
+        self.column += 1
+        uniform = self.uniform.index_select(0, self.column)[0, :rows]
+        drawn, logp = self.drawer.next(hidden, uniform)
+        self.drawn[:, :rows].index_copy_(0, self.column, drawn[None])
+        self.logp[:, :rows].index_copy_(0, self.column, logp[None].double())
+        tokens.copy_(drawn)
+        position += 1
