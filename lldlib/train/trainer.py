@@ -129,15 +129,13 @@ class Trainer:
 
     def _trained_on(self, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """The rewards, or in a control a fair coin's, or theirs shuffled within each group."""
+        if self.config.rewards == "true":
+            return rewards
         generator = torch.Generator().manual_seed(self._seed(CONTROL))
         if self.config.rewards == "coin":
             return torch.randint(2, rewards.shape, generator=generator).float()
-        if self.config.rewards == "shuffled":
-            groups = rewards.view(-1, self.config.rollout.group_size)
-            return groups.gather(
-                1, torch.rand(groups.shape, generator=generator).argsort(1)
-            ).flatten()
-        return rewards
+        groups = rewards.view(-1, self.config.rollout.group_size)
+        return groups.gather(1, torch.rand(groups.shape, generator=generator).argsort(1)).flatten()
 
     @torch.no_grad()
     def _fresh(self, episodes: list[Episode]) -> tuple[Batch, Float[Tensor, "B T"]] | None:
