@@ -136,7 +136,7 @@ def train(
     if resume and config != train_config(config.method, seed=0, policy=config.policy):
         raise ValueError("--resume goes on by the run's own settings: give it only --out")
     run = TrainingRun(config, out, resume=resume)
-    total, done = run.trainer.config.steps, run.trainer.step_index
+    total, done = run.config.steps, run.next_batch
     with tqdm(total=total, initial=done, desc=out.name, unit="batch") as bar:
 
         def on_step(index: int, metrics: dict[str, float]) -> None:

@@ -72,6 +72,9 @@ class LossConfig:
     lp_reg_selection: Literal["paper", "code"] = (
         "paper"  # the quantile's tokens: a rollout batch's, or (code) a minibatch's with A < 0
     )
+    lp_reg_kl: Literal["sample", "exact"] = (
+        "sample"  # KL(proxy || policy): of the token drawn (code), or of all tokens (paper)
+    )
     lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
     lp_reg_threshold: float = 0.02  # kappa (min-p) or tau (fixed)
@@ -119,7 +122,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW
     eval_every: int = 10  # batches between held-out evaluations (0 = never)
     probe_every: int = 1  # batches between scorings of the fixed probe set (0 = no probe set)
-    fresh_every: int = 0  # batches between displacements of rollouts not trained on (0 = never)
+    fresh_every: int = 0  # batches between rollouts that are measured, not trained on (0 = never)
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
     rewards: Rewards = "true"  # trained on; "coin", "shuffled" in their groups: causal controls

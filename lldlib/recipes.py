@@ -114,6 +114,7 @@ WORLD = Recipe(
         "warmup_batches": 5,
         "grad_clip": 1.0,
         "eval_every": 10,
+        "fresh_every": 10,
         "problems": 32,
         "group_size": 5,
         "max_tokens": 112,  # a correct episode needs 60 to 90; endless thoughts must not fit

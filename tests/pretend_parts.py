@@ -21,7 +21,7 @@ from gold_rows import HOTPOT, MUSIQUE
 from pretend_gpu import NAME, Pretend, pretend
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lldlib.config import ExamConfig, LoadConfig, RolloutConfig, SftConfig, TrainConfig
+from lldlib.config import ExamConfig, LoadConfig, LossConfig, RolloutConfig, SftConfig, TrainConfig
 from lldlib.evaluate.exam import Exam
 from lldlib.policy.load import Policy, load_policy, save_policy, tiny_model
 from lldlib.recipes import METHODS
@@ -191,11 +191,11 @@ def trainer(policy: Policy, config: TrainConfig) -> Trainer:
     return Trainer(config, policy, environment.open_environment(config))
 
 
-def method(name: str) -> Callable[[str, Path], None]:
+def method(loss: LossConfig) -> Callable[[str, Path], None]:
     """One batch by a preset."""
 
     def step(guesser, folder):
-        settings = config(guesser, loss=METHODS[name])
+        settings = config(guesser, loss=loss)
         on = trainer(load_policy(guesser, device=NAME), settings)
         on.step()
         on_gpu(on)
@@ -203,7 +203,10 @@ def method(name: str) -> Callable[[str, Path], None]:
     return step
 
 
-PARTS |= {f"method {name}": method(name) for name in METHODS}
+PARTS |= {f"method {name}": method(loss) for name, loss in METHODS.items()}
+PARTS["exact_kl"] = method(
+    dataclasses.replace(METHODS["lp_reg"], lp_reg_kl="exact", lp_reg_quantile=0.5)
+)
 
 
 def refused(step: Callable[[], object], why: str) -> None:

@@ -89,7 +89,7 @@ def copy(tmp_path) -> Path:
 def test_a_new_term_is_three_files_and_leaves_no_trace(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(copy))
     before = ask(copy, tmp_path / "before")
-    assert "unknown setting 'nll_coef'" in before["cells"]
+    assert "'nll_coef': use a field of config.py" in before["cells"]
 
     assert len(carry_out(copy)) == 3
     style = ["check", "--select=E,F,I", "--ignore=F722,F821"], ["format", "--check"]

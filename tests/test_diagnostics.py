@@ -93,6 +93,29 @@ def test_displacement_ignores_what_lies_outside_the_mask_even_nan():
     )
 
 
+def test_displacement_of_what_was_trained_on_and_of_what_was_not():
+    # sums of change: row 0 -1 over 3 tokens, row 1 -3 over 3, row 2 0.75 over 2
+    row = diagnostics.token_displacement(OLD, OLD + CHANGE, torch.tensor([1.0, -1.0, 0.0]), MASK)
+    assert row["displacement/all_token"] == pytest.approx(-3.25 / 8)
+    assert row["displacement/mixed_token"] == pytest.approx(-1 / 3)
+    fresh = diagnostics.fresh_displacement(
+        OLD, OLD + CHANGE, REWARDS, torch.tensor([0.0, -1.0, 1.0]), MASK, trained_on=0.5
+    )
+    assert fresh == {
+        "displacement/fresh_token": pytest.approx(-3.25 / 8),
+        "displacement/fresh_correct_token": pytest.approx(-0.25 / 5),  # rows 0 and 2
+        "displacement/fresh_mixed_token": pytest.approx(0.375),  # row 2
+        "displacement/trained": pytest.approx(0.5 - 0.375),
+    }
+
+
+def test_displacement_without_a_row_of_positive_advantage_is_unknown():
+    row = diagnostics.token_displacement(OLD, OLD, torch.zeros(3), MASK)
+    assert row["displacement/all_token"] == 0 and is_nan(row["displacement/mixed_token"])
+    none = (OLD, OLD, torch.zeros(3), torch.zeros(3), MASK)
+    assert is_nan(diagnostics.fresh_displacement(*none, trained_on=0.5)["displacement/trained"])
+
+
 def test_likelihood_by_hand():
     report = diagnostics.likelihood(OLD, REWARDS, MASK)
     # correct tokens: -1 -2 -0.5 (row 0), -3 -1 (row 2); incorrect: -1 -1 -4
@@ -107,6 +130,17 @@ def test_likelihood_with_only_correct_rows():
     report = diagnostics.likelihood(OLD, torch.ones(3), MASK)
     assert is_nan(report["likelihood/incorrect"])
     assert report["likelihood/action_1"] == pytest.approx((-1 - 2 - 1 - 1 - 4 - 3) / 6)
+
+
+def test_the_official_likelihood_is_over_the_tokens_of_all_rows():
+    # rows with A >= 0: -1 -2 -0.5 (row 0) and -3 -1 (row 2, A = 0); 8 tokens with those of row 1
+    report = diagnostics.official_likelihood(OLD, torch.tensor([1.0, -1.0, 0.0]), MASK)
+    assert report == {"likelihood/official": pytest.approx(-7.5 / 8)}
+    every = diagnostics.official_likelihood(OLD, torch.zeros(3), MASK)
+    assert every == {"likelihood/official": pytest.approx(-13.5 / 8)}
+    assert diagnostics.official_likelihood(OLD, -torch.ones(3), MASK)["likelihood/official"] == 0
+    none = diagnostics.official_likelihood(OLD, torch.zeros(3), torch.zeros_like(MASK))
+    assert is_nan(none["likelihood/official"])
 
 
 def test_probe_report_separates_wording_from_content():
@@ -215,7 +249,12 @@ def every_report():
     advantages = torch.tensor([1.0, -1.0, 0.0])
     return (
         diagnostics.displacement(OLD, OLD + CHANGE, REWARDS, MASK)
+        | diagnostics.token_displacement(OLD, OLD + CHANGE, advantages, MASK)
+        | diagnostics.fresh_displacement(
+            OLD, OLD + CHANGE, REWARDS, advantages, MASK, trained_on=0.0
+        )
         | diagnostics.likelihood(OLD, REWARDS, MASK)
+        | diagnostics.official_likelihood(OLD, advantages, MASK)
         | diagnostics.probe_report(OLD, MASK, span)
         | diagnostics.low_probability(OLD, OLD, advantages, MASK, 0.1)
         | diagnostics.sampler_gap(OLD, OLD, MASK)
@@ -228,6 +267,8 @@ def test_padding_and_the_order_of_rows_change_nothing():
     old, change, mask = wide
     report = diagnostics.displacement(old, old + change, REWARDS.flip(0), mask)
     report |= diagnostics.likelihood(old, REWARDS.flip(0), mask)
+    advantages = torch.tensor([0.0, -1.0, 1.0])
+    report |= diagnostics.official_likelihood(old, advantages, mask)
     expected = every_report()
     assert report == pytest.approx({k: expected[k] for k in report}, nan_ok=True)
 
@@ -261,6 +302,7 @@ def test_the_glossary_covers_every_key_and_holds_no_empty_field():
         "llds/open_gate_share",
         "lp_reg/value",
         "lp_reg/protected_share",
+        "lp_reg/saturation",
         "kl/reference",
         "kl/old",
         "update/skipped",

@@ -29,6 +29,7 @@ ROOMS = {  # each room or file of the top level, lowest floor first: what it may
         *("policy", "rollout", "evaluate"),
     },
     "show": {"files", "types", "config", "recipes", "losses", "runs"},
+    "doctor": {"files", "types", "config", "runs"},
     "adapters": {"files", "types", "config", "losses", "retrieval", "world", "runs"},
 }
 TOP = {"__init__", "__main__", "cli"}  # may import every room

@@ -1,12 +1,14 @@
 """The chunked head against the plain formula: values, gradients, what is never allocated."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import random_batch, tiny_policy
 from torch import nn
 
 from lldlib.config import LossConfig
-from lldlib.losses import proxy_log_prob
+from lldlib.losses import forward_kl, proxy_log_prob, proxy_logits
 from lldlib.policy import head as lean
 from lldlib.policy.head import head_scores
 from lldlib.policy.score import score
@@ -57,6 +59,44 @@ def test_values(per_chunk, temperature, proxy):
     assert torch.allclose(got.proxy_logp[~want.isinf()], want[~want.isinf()], atol=1e-5)
     assert got.logp.requires_grad and got.entropy.requires_grad
     assert not got.proxy_logp.requires_grad and not got.top1.requires_grad
+
+
+EXACT = {proxy: replace(proxy, lp_reg_kl="exact") for proxy in (MIN_P, FIXED)}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("per_chunk", [1, 5, 100])
+@pytest.mark.parametrize("proxy", EXACT.values(), ids=["min-p", "fixed"])
+def test_the_exact_kl_to_another_policys_proxy(frozen, per_chunk, proxy):
+    """Value and gradient of losses.forward_kl, without all logits at once."""
+    elements = per_chunk * VOCABULARY
+    head, hidden, targets = example(frozen=frozen)
+    old = hidden.detach() + torch.randn(TOKENS, HIDDEN)
+    with torch.no_grad():
+        full = head_scores(head, old, targets, 0.7, proxy=proxy, elements=elements).proxy
+    absent = torch.arange(TOKENS) % 4 == 0
+    toward = replace(full, count=full.count.masked_fill(absent, 0))
+    got = head_scores(head, hidden, targets, 0.7, toward=toward, elements=elements)
+
+    name = "kappa" if proxy.lp_reg_filter == "min-p" else "tau"
+    kept = proxy_logits(head(old)[None] / 0.7, **{name: proxy.lp_reg_threshold})
+    want = forward_kl(head(hidden)[None] / 0.7, kept)[0].masked_fill(absent, 0.0)
+    torch.testing.assert_close(got.proxy_kl, want, atol=1e-5, rtol=1e-5)
+    assert want.max() > 0.1 and full.count.equal((kept[0] > -torch.inf).sum(-1))
+
+    weights, inputs = torch.randn(TOKENS), [hidden] if frozen else [hidden, head.weight]
+    ours, plain = (torch.autograd.grad((weights * kl).sum(), inputs) for kl in (got.proxy_kl, want))
+    torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+    assert plain[0].abs().max() > 1e-2
+
+
+def test_the_exact_kl_of_no_token():
+    head, hidden, targets = example()
+    full = head_scores(head, hidden, targets, 1.0, proxy=EXACT[MIN_P]).proxy
+    none = head_scores(head, hidden[:0], targets[:0], 1.0, proxy=EXACT[MIN_P])
+    assert len(none.proxy.count) == 0
+    off = replace(full, count=torch.zeros_like(full.count))
+    assert not head_scores(head, hidden, targets, 1.0, toward=off).proxy_kl.any()
 
 
 def test_hand_worked():
@@ -148,12 +188,11 @@ def test_all_logits_never_exist(frozen):
             return out
 
     head, hidden, targets = example(frozen=frozen)
-    elements = 4 * VOCABULARY
+    elements, wanted = 4 * VOCABULARY, {"entropy": True, "proxy": EXACT[MIN_P], "top1": True}
+    toward = head_scores(head, hidden.detach(), targets, 0.7, proxy=EXACT[MIN_P]).proxy
     with Watch():
-        got = head_scores(
-            head, hidden, targets, 1.0, entropy=True, proxy=MIN_P, top1=True, elements=elements
-        )
-        (got.logp.sum() + got.entropy.sum()).backward()
+        got = head_scores(head, hidden, targets, 1.0, toward=toward, elements=elements, **wanted)
+        (got.logp.sum() + got.entropy.sum() + got.proxy_kl.sum()).backward()
     assert VOCABULARY < largest <= max(elements, head.weight.numel(), hidden.numel())
     assert largest < TOKENS * VOCABULARY
 

@@ -1,5 +1,6 @@
 """The objective: presets, weights of 0, what each knob touches, and the statistics by hand."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor, tensor
 
 from lldlib.config import LossConfig
 from lldlib.losses import LossInputs, compute_loss, needs
+from lldlib.losses.objective import derived
 from lldlib.recipes import METHODS, method
 
 BARE = LossConfig(kl_coef=0.0)
@@ -37,6 +39,7 @@ def random_inputs(seed: int = 0) -> LossInputs:
         mean_valid_searches=1.5,
         generator=g,
         low_logp=tensor(-2.5),
+        proxy_kl=torch.rand(ROWS, WIDTH, generator=g),
     )
 
 
@@ -285,6 +288,27 @@ def test_lp_reg_lifts_the_improbable_negative_token():
     assert step(by_rows, x)[2]["lp_reg/value"].item() == pytest.approx(0.306853 / 2, abs=1e-6)
     expected = tensor([[0.0, 0.0, 0.0], [-0.25, 0.0, 0.0]])  # (1 - 2) / 4 tokens
     torch.testing.assert_close(gradient - base[1], expected)
+
+
+def test_the_exact_kl_takes_the_place_of_the_sampled_one():
+    logp = [[-3.0, -1.0, -9.0], [-2.0, -0.5, -9.0]]
+    exact = torch.full((2, 3), 12.0, requires_grad=True)  # over 10: nothing is cut off
+    x = hand_inputs(logp, proxy_logp=torch.zeros(2, 3), low_logp=tensor(-1.5), proxy_kl=exact)
+    config = replace(BARE, lp_reg_coef=1.0, lp_reg_kl="exact")
+    assert needs(config) == {"proxy_logp", "low_logp", "proxy_kl"}
+    loss, stats = compute_loss(config, x)
+    assert stats["lp_reg/value"] == 3.0  # one token of four
+    (gradient,) = torch.autograd.grad(loss, exact)
+    assert gradient.equal(tensor([[0.0, 0.0, 0.0], [0.25, 0.0, 0.0]]))
+
+
+def test_lp_regs_saturation_is_its_value_per_protected_token():
+    means = {"lp_reg/value": 0.04, "lp_reg/protected_share": 0.005}
+    told = derived(METHODS["lp_reg"], means)
+    assert told == {"lp_reg/saturation": pytest.approx(8.0)}
+    none = derived(METHODS["lp_reg"], dict.fromkeys(means, 0.0))
+    assert math.isnan(none["lp_reg/saturation"])
+    assert derived(METHODS["llds"], {}) == {}
 
 
 def test_kl_entropy_and_kl_cov_are_added_with_their_weights():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lldlib.runs.phases import (
     AlarmRule,
     Collapse,
+    Monitor,
     PhaseRule,
     alarm,
     alarm_report,
@@ -99,28 +100,19 @@ def test_the_line_for_good_is_that_of_the_collapse_not_of_a_later_height():
     assert find_collapse(rewards) == Collapse(27, False)
 
 
-def run(reward, probe=None, grad=None, entropy=None):
-    flat = len(reward)
-    return (
-        reward,
-        probe or [-1.0] * flat,
-        grad or [1.0] * flat,
-        entropy or [0.5] * flat,
-    )
-
-
 def test_a_flat_likelihood_is_stagnation():
-    assert set(phase_labels(*run([0.5] * 40), PHASES)) == {"stagnation"}
+    assert set(phase_labels([0.5] * 40, [-1.0] * 40, PHASES)) == {"stagnation"}
 
 
 def test_the_three_phases_in_order():
     # The probe holds for 30 batches, falls by 1/64 for 40, then by 1/8, when the reward goes too.
     probe = [-1.0] * 30 + [-1 - (t + 1) / 64 for t in range(40)]
     probe += [-1.625 - (t + 1) / 8 for t in range(20)]
-    reward = [1.0] * 70 + [0.25] * 20
-    labels = phase_labels(*run(reward, probe), PHASES)
-    # 7/64 > 0.1 at batch 36; the trailing mean is (6 + 4/4) / 10 = 0.7 at 73, 0.625 at 74
-    assert labels == ["stagnation"] * 36 + ["decay"] * 38 + ["collapse"] * 16
+    reward = [1.0] * 70 + [0.125] * 20
+    labels = phase_labels(reward, probe, PHASES)
+    # 7/64 > 0.1 at batch 36; the trailing mean is (1 + 9/8) / 10 = 0.2125 at 78, 0.3 before
+    assert labels == ["stagnation"] * 36 + ["decay"] * 42 + ["collapse"] * 12
+    assert labels.index("collapse") == collapse_batch(reward)
 
 
 @pytest.mark.parametrize("hold", [1, 10])
@@ -128,38 +120,39 @@ def test_decay_ends_where_the_probe_has_held_for_long_enough(hold):
     # It loses 1/64 in each of the batches 10 to 50 and then holds. Of the 20 batches up to 66, 4
     # fell (4/64 > 0.05), of those up to 67 only 3 (3/64 < 0.05). Before batch 20 no fall is known.
     probe = [-1.0] * 10 + [-1 - (t + 1) / 64 for t in range(41)] + [-1 - 41 / 64] * 40
-    labels = phase_labels(*run([0.5] * 91, probe), replace(PHASES, hold=hold))
+    labels = phase_labels([0.5] * 91, probe, replace(PHASES, hold=hold))
     assert labels == ["stagnation"] * 20 + ["decay"] * (46 + hold) + ["stagnation"] * (25 - hold)
 
 
 def test_a_short_rest_of_the_probe_does_not_end_a_decay():
     steps = [0.0] * 5 + [0.2] + [0.0] * 9 + [0.2] + [0.0] * 20
     probe = [-1 - lost for lost in accumulate(steps)]  # 9 calm batches are a rest, 10 an end
-    labels = phase_labels(*run([0.5] * len(probe), probe), replace(PHASES, span=1))
+    labels = phase_labels([0.5] * len(probe), probe, replace(PHASES, span=1))
     assert labels == ["stagnation"] * 5 + ["decay"] * 20 + ["stagnation"] * 11
 
 
-@pytest.mark.parametrize("sign", ["grad", "entropy", "probe"])
-def test_a_fallen_reward_is_collapse_only_with_a_sign_of_the_spiral(sign):
-    reward = [0.6] * 40 + [0.36] * 40  # 60 % of the best: fallen, not dead
-    signs = {
-        "grad": [1.0] * 45 + [5.0] * 35,
-        "entropy": [0.5] * 40 + [2.0] * 40,
-        "probe": [-1.0 - 0.001 * t for t in range(40)] + [-2.0 - 0.1 * t for t in range(40)],
-    }
-    assert "collapse" not in phase_labels(*run(reward), PHASES)
-    assert phase_labels(*run(reward, **{sign: signs[sign]}), PHASES)[-20] == "collapse"
+def test_a_reward_that_drops_and_comes_back_begins_no_phase_and_ends_none():
+    # batches 40 to 59 at 40 % of the best: fallen for long, never under the line of a collapse
+    reward = [0.5] * 40 + [0.2] * 20 + [0.5] * 30
+    assert set(phase_labels(reward, [-1.0] * 90, PHASES)) == {"stagnation"}
+    sinking = [-1 - t / 64 for t in range(90)]
+    assert phase_labels(reward, sinking, PHASES) == ["stagnation"] * 20 + ["decay"] * 70
 
 
-def test_a_probe_that_rises_is_no_sign_of_the_spiral():
-    reward = [0.6] * 40 + [0.36] * 40
-    rising = [-2.0 + 0.01 * t for t in range(80)]
-    assert set(phase_labels(*run(reward, rising), PHASES)) == {"stagnation"}
+def test_a_likelihood_that_falls_with_the_reward_is_no_decay_before_the_reward_holds():
+    reward = [1.0] * 30 + [1 - t / 40 for t in range(20)] + [0.5] * 40
+    probe = [-1.0] * 30 + [-1 - t / 16 for t in range(60)]
+    # The probe has lost 2/16 > 0.1 at batch 32, when the trailing mean is still 0.9925 of what it
+    # was: decay. With a start 10 batches later it is 0.81 and falling; it is 0.5 from batch 59 on,
+    # which is over 0.9 of the mean 20 batches before, from 73 on.
+    assert phase_labels(reward, probe, PHASES).index("decay") == 32
+    late = [-1.0] * 40 + [-1 - t / 16 for t in range(50)]
+    assert phase_labels(reward, late, PHASES).index("decay") == 73
 
 
-def test_a_dead_reward_is_collapse_whatever_else_is_seen_and_recovery_ends_it():
+def test_a_dead_reward_is_collapse_and_recovery_ends_it():
     reward = [1.0] * 20 + [0.0] * 20 + [1.0] * 20
-    labels = phase_labels(*run(reward), PHASES)
+    labels = phase_labels(reward, [-1.0] * 60, PHASES)
     # 2 of 10 left is 20 % of the best: batch 27; over 80 % again when 9 of 10 are back: batch 48
     assert labels.index("collapse") == 27
     assert labels[27:48] == ["collapse"] * 21 and labels[48] == "stagnation"
@@ -167,14 +160,14 @@ def test_a_dead_reward_is_collapse_whatever_else_is_seen_and_recovery_ends_it():
 
 def test_phases_of_an_unmeasured_probe_and_of_unequal_lengths():
     empty = [None] * 30
-    assert phase_labels(empty, empty, empty, empty, PHASES) == ["stagnation"] * 30
-    with pytest.raises(ValueError, match="lengths"):
-        phase_labels([0.5], [], [1.0], [0.5], PHASES)
+    assert phase_labels(empty, empty, PHASES) == ["stagnation"] * 30
+    with pytest.raises(ValueError, match="1 rewards and 0 probe"):
+        phase_labels([0.5], [], PHASES)
 
 
 def test_a_probe_scored_now_and_then_is_carried_forward():
     probe = [-1 - 0.02 * t if t % 5 == 0 else None for t in range(60)]
-    labels = phase_labels(*run([0.5] * 60, probe), PHASES)
+    labels = phase_labels([0.5] * 60, probe, PHASES)
     assert set(labels[30:]) == {"decay"}
 
 
@@ -267,9 +260,18 @@ WATCH = AlarmRule(start=2, probe_span=4)
 @settings(max_examples=50, deadline=None)
 @given(recorded())
 def test_the_future_never_changes_a_label(case):
-    columns, cut = case
-    whole = phase_labels(*columns, SHORT)
-    assert phase_labels(*(c[:cut] for c in columns), SHORT) == whole[:cut]
+    (reward, _, probe, _), cut = case
+    whole = phase_labels(reward, probe, SHORT)
+    assert phase_labels(reward[:cut], probe[:cut], SHORT) == whole[:cut]
+
+
+@settings(max_examples=50, deadline=None)
+@given(recorded())
+def test_the_phase_of_collapse_begins_where_the_reward_collapsed(case):
+    (reward, _, probe, _), _ = case
+    labels = phase_labels(reward, probe, SHORT)
+    first = labels.index("collapse") if "collapse" in labels else None
+    assert first == collapse_batch(reward, SHORT.window, SHORT.dead)
 
 
 @settings(max_examples=50, deadline=None)
@@ -293,8 +295,25 @@ def test_a_collapse_does_not_depend_on_the_reward_scale(case, scale):
 
 
 def test_the_inputs_are_left_as_they_were():
-    columns = run([0.5, None, 0.1] * 10)
+    columns = [0.5, None, 0.1] * 10, [-1.0] * 30
     copies = [list(c) for c in columns]
     phase_labels(*columns, PHASES)
     alarm({LOST: columns[0]}, ALARM)
     assert list(columns) == copies
+
+
+def test_lp_reg_on_its_limit_is_told_once(caplog):
+    """Five batches in a row over 5 nats a protected token; a resumed run has been told."""
+    rows = [{"lp_reg/saturation": value} for value in (6, 6, 4, 6, 6, None, 6, 6, 6, 6)]
+    on = {"lp_reg/saturation": 5.1}
+    live = Monitor()
+    for row in rows:
+        live.add(row)
+    assert not caplog.records
+    for row in (on, on, {}, *[on] * 6):
+        live.add(row)
+    assert len(caplog.records) == 1 and "Lp-Reg sits on its limit" in caplog.text
+    resumed = Monitor([*rows, on])
+    for _ in range(6):
+        resumed.add(on)
+    assert len(caplog.records) == 1

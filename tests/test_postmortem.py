@@ -39,8 +39,8 @@ def dead(tmp_path) -> Run:
 def test_the_story(dead):
     found = post_mortem(dead)
     assert list(found.begins) == ["stagnation", "decay", "collapse"]
-    assert found.begins["collapse"] == found.end > 40
-    assert found.collapse == collapse_batch(dead.column("reward/mean")) > found.end
+    assert found.begins["collapse"] == found.collapse == found.end > 40
+    assert found.collapse == collapse_batch(dead.column("reward/mean"))
     # the mean of 5 batches is 0.1 nats under its best where 0.05 (t - 2 - start) > 0.1
     assert found.fallen == [("wording", 15), ("queries and answers", 35)]
 

@@ -1,5 +1,6 @@
 """The training loop on a random micro policy: what moves the weights, and what must not."""
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -14,6 +15,7 @@ from helpers import (
     after,
     answered,
     micro_trainer,
+    naive_logits,
     random_batch,
     same,
     spied,
@@ -22,11 +24,11 @@ from helpers import (
 )
 
 from lldlib.config import LossConfig
-from lldlib.losses import group_advantages
+from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logits
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
-from lldlib.train.trainer import DROPPED, ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
+from lldlib.train.trainer import DROPPED, FRESH, ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
 from lldlib.world.environment import RULES
 
 
@@ -77,9 +79,10 @@ def test_equal_seeds_give_equal_bits_and_others_do_not():
 
 
 def test_every_draw_has_a_seed_of_its_own():
-    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(4)}
-    assert len(seeds) == 5 * 50 * 4
-    assert (QUESTIONS, SAMPLING, ORDER, DROPPED) == (0, 1, 2, 3)  # a new one goes at the end
+    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(5)}
+    assert len(seeds) == 5 * 50 * 5
+    purposes = (QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH)
+    assert purposes == (0, 1, 2, 3, 4)  # a new one goes at the end
 
 
 def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
@@ -265,6 +268,29 @@ def test_lp_regs_delta_is_taken_once_over_the_rollout_batch(monkeypatch):
     assert below == pytest.approx(0.3, abs=2 / len(sampled))
 
 
+def test_lp_regs_exact_kl_is_that_of_the_sampling_policys_proxy(monkeypatch):
+    """Of both policies' logits at once, as `losses.forward_kl` takes it."""
+    loss = replace(METHODS["lp_reg"], lp_reg_kl="exact", lp_reg_quantile=0.5)
+    run = micro_trainer(replace(MICRO, loss=loss, lr=1e-2))
+    seen, chosen, models, real = spied(monkeypatch), [], [], run._inputs
+
+    def noted(prepared, rows, *more):
+        chosen.append(prepared.batch.rows(rows))
+        models.append(copy.deepcopy(run.policy.model))
+        return real(prepared, rows, *more)
+
+    run.step_index, run._inputs = 1, noted
+    metrics, _ = run.step()
+    assert metrics["lp_reg/value"] > 1e-3 and len(seen) == 3
+    for x, part, model in zip(seen, chosen, models, strict=True):
+        with torch.no_grad():
+            old, new = (naive_logits(m, part, 1.0) for m in (models[0], model))
+        want = forward_kl(new, proxy_logits(old, kappa=loss.lp_reg_threshold))
+        on = part.action_mask & (x.advantages < 0)[:, None]
+        assert torch.allclose(x.proxy_kl[on], want[on], atol=1e-4) and on.any()
+        assert not x.proxy_kl[~on].any()
+
+
 # -- measurements and state ----------------------------------------------------------------------
 
 
@@ -274,7 +300,7 @@ def test_measuring_the_negative_share_moves_nothing(monkeypatch, name):
     config = replace(MICRO, loss=METHODS[name], lr=1e-2, updates_per_batch=1)
     measured, metrics = after(config)
     assert 0 < metrics["grad/negative_share"] <= 1
-    monkeypatch.setattr(Trainer, "_negative_share", lambda self, inputs: 0.5)
+    monkeypatch.setattr(Trainer, "_negative_share", lambda self, prepared: 0.5)
     assert same(measured, after(config)[0])
 
 
@@ -283,6 +309,59 @@ def test_the_negative_share_is_of_the_two_parts_of_the_gradient():
         replace(MICRO, updates_per_batch=1, loss=replace(BARE, negative_weight=0.0))
     )
     assert run.step()[0]["grad/negative_share"] == 0.0
+
+
+def test_rollouts_that_are_only_measured_change_nothing_else():
+    config = replace(MICRO, loss=METHODS["clip_cov"], lr=1e-2)
+    one, two = micro_trainer(replace(config, fresh_every=2)), micro_trainer(config)
+    rows = [(untimed(one.step()[0]), untimed(two.step()[0])) for _ in range(3)]
+    assert same(weights(one), weights(two))
+    names = ("fresh_token", "fresh_correct_token", "fresh_mixed_token", "trained")
+    for (row, other), due in zip(rows, [True, False, True], strict=True):
+        new = {f"displacement/{name}" for name in names} if due else set()
+        assert row.keys() - other.keys() == new and all(describe(key) for key in new)
+        assert {k: v for k, v in row.items() if k not in new} == other
+        if due:
+            gap = row["displacement/mixed_token"] - row["displacement/fresh_mixed_token"]
+            assert row["displacement/trained"] == pytest.approx(gap)
+
+
+def test_fresh_rollouts_are_others_of_the_old_policy_on_the_same_questions(monkeypatch):
+    run = micro_trainer(replace(MICRO, fresh_every=1, lr=1e-2))
+    episodes, batch = run._collect()
+    (fresh, old), seen = run._fresh(episodes), []
+
+    def spy(trainer, batch, logp, trained_on):
+        seen.append((batch, logp))
+        return {}
+
+    monkeypatch.setattr(Trainer, "_fresh_displacement", spy)
+    run.step()
+    assert torch.equal(seen[0][0].tokens, fresh.tokens) and torch.equal(seen[0][1], old)
+    torch.testing.assert_close(old, fresh.sampler_logp, atol=1e-4, rtol=0)
+    assert torch.equal(fresh.group, batch.group)
+    prompt = min(int(b.action_mask.int().argmax(1).min()) for b in (fresh, batch))
+    assert torch.equal(fresh.tokens[:, :prompt], batch.tokens[:, :prompt])
+    width = min(fresh.tokens.shape[1], batch.tokens.shape[1])
+    assert not torch.equal(fresh.tokens[:, :width], batch.tokens[:, :width])
+
+
+@pytest.mark.parametrize("updates", [1, 16])
+def test_the_negative_share_is_of_all_rows_before_the_first_update(updates):
+    """Held against the gradient of one loss over the whole batch, however small a minibatch is."""
+    config = replace(MICRO, loss=BARE, updates_per_batch=updates, lr=1e-2)
+    run = micro_trainer(config)
+    episodes, batch = run._collect()
+    x = run._inputs(run._prepare(batch, episodes), torch.arange(16), 0, torch.Generator())
+    norms = []
+    for kept in (x.advantages.clamp(max=0), x.advantages.clamp(min=0)):
+        loss, _ = compute_loss(BARE, replace(x, advantages=kept))
+        grads = torch.autograd.grad(loss, run.parameters, retain_graph=True, allow_unused=True)
+        norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
+    expected = norms[0] / sum(norms)
+    assert 0 < expected < 1
+    told = micro_trainer(config).step()[0]["grad/negative_share"]
+    assert told == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_probe_is_scored_when_due_under_the_current_policy():

@@ -49,7 +49,7 @@ class LLDGRPOConfig(TermSettings):
     """GRPOConfig with LLDS and Lp-Reg: `llds_*` and `lp_reg_*` of `lldlib.config.LossConfig`.
 
     Raises ValueError where LLDS would be zero at every update: it needs several optimiser updates
-    per rollout batch.
+    per rollout batch; and for `lp_reg_kl` "exact", which takes logits that TRL does not hand on.
     """
 
     run_folder: str | None = field(
@@ -64,6 +64,8 @@ class LLDGRPOConfig(TermSettings):
                 f"steps_per_generation={split} is no multiple of gradient_accumulation_steps="
                 f"{accumulated}: an update would mix rollout batches; set {10 * accumulated}"
             )
+        if self.lp_reg_kl == "exact":
+            raise ValueError("TRL hands no logits to the loss: use lp_reg_kl='sample'")
         if self.llds_coef and self.updates_per_batch == 1:
             raise ValueError(
                 f"LLDS would be 0 at every update: with gradient_accumulation_steps={accumulated}, "

@@ -18,6 +18,7 @@ from lldlib.adapters.trl_config import OFFERED, SETTINGS
 from lldlib.adapters.watch import Probe, Seen, episode_record, measure
 from lldlib.config import PROBE_ROWS
 from lldlib.losses import mixed_group_share
+from lldlib.losses.objective import derived
 
 PROBE_FILE = "probe.safetensors"  # in the run folder
 EPISODES_LOGGED = 2  # per rollout batch, of the main process
@@ -106,11 +107,15 @@ class BatchReport(TrainerCallback):
         tokens = mean.pop("tokens")
         entropy = mean.pop("entropy") / tokens if tokens else float("nan")
         norms = [norm for norm in self.trainer.norms if norm < float("inf")]
-        return mean | {
-            "policy/entropy": entropy,
-            "grad/norm": max(norms, default=float("nan")),
-            "grad/norm_mean": sum(norms) / len(norms) if norms else float("nan"),
-        }
+        return (
+            mean
+            | derived(self.trainer.terms, mean)
+            | {
+                "policy/entropy": entropy,
+                "grad/norm": max(norms, default=float("nan")),
+                "grad/norm_mean": sum(norms) / len(norms) if norms else float("nan"),
+            }
+        )
 
     def _rewards(self) -> dict[str, float]:
         rewards, size = self.trainer.rewards, self.trainer.num_generations

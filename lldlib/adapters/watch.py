@@ -43,7 +43,11 @@ class Probe:
 def measure(seen: Seen, probe: Probe | None) -> dict[str, float]:
     """Likelihood, displacement, rare tokens and probe, under the keys of the glossary."""
     row = diagnostics.likelihood(seen.logp, seen.rewards, seen.action_mask)
+    row |= diagnostics.official_likelihood(seen.logp, seen.advantages, seen.action_mask)
     row |= diagnostics.displacement(seen.logp, seen.new_logp, seen.rewards, seen.action_mask)
+    row |= diagnostics.token_displacement(
+        seen.logp, seen.new_logp, seen.advantages, seen.action_mask
+    )
     row |= diagnostics.low_probability(
         seen.logp, seen.proxy_logp, seen.advantages, seen.action_mask, seen.quantile
     )

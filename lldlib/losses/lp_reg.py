@@ -1,6 +1,7 @@
 """Lp-Reg: keep rare but sensible tokens alive with a filtered proxy policy (arXiv 2510.03222)."""
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -189,7 +190,10 @@ def _check_quantile(quantile: Number) -> None:
 def _value(
     config: LossConfig, x: LossInputs, counts: Counts | None
 ) -> tuple[Float[Tensor, ""], Stats]:
-    """The "code" selection is taken within what is given: a micro-batch, if there are several."""
+    """The "code" selection is taken within what is given: a micro-batch, if there are several.
+
+    The exact KL has no cut-off: its slope in the logits, policy - proxy, is bounded.
+    """
     selected = lp_reg_mask(
         x.logp,
         x.proxy_logp,
@@ -199,13 +203,27 @@ def _value(
         selection=config.lp_reg_selection,
         low_logp=x.low_logp,
     )
-    value = action_mean(_proxy_kl(x.logp, x.proxy_logp, selected, 1.0), config, x, counts)
+    if config.lp_reg_kl == "exact":
+        term = keep(x.proxy_kl, selected)
+    else:
+        term = _proxy_kl(x.logp, x.proxy_logp, selected, 1.0)
+    value = action_mean(term, config, x, counts)
     share = token_share(selected, x.action_mask, None if counts is None else counts.actions)
     return value, {"lp_reg/value": value, "lp_reg/protected_share": share}
 
 
 def _needs(config: LossConfig) -> set[str]:
-    return {"proxy_logp", "low_logp"} if config.lp_reg_selection == "paper" else {"proxy_logp"}
+    wanted = {
+        "proxy_logp": True,
+        "low_logp": config.lp_reg_selection == "paper",
+        "proxy_kl": config.lp_reg_kl == "exact",
+    }
+    return {name for name, is_wanted in wanted.items() if is_wanted}
+
+
+def _derived(means: Mapping[str, float]) -> dict[str, float]:
+    value, share = means["lp_reg/value"], means["lp_reg/protected_share"]
+    return {"lp_reg/saturation": value / share if share else math.nan}
 
 
 LP_REG = Term(
@@ -223,6 +241,14 @@ LP_REG = Term(
             SHARE,
             "at most the quantile rho",
         ),
+        "lp_reg/saturation": Metric(
+            "Lp-Reg per protected token",
+            "lp_reg/value over lp_reg/protected_share",
+            NATS,
+            "under 1; over 5 most protected tokens are past the one-sample estimate's limit of 10, "
+            "where they have no gradient",
+        ),
     },
+    derived=_derived,
     symbol="Lp-Reg β",
 )

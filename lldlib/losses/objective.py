@@ -4,7 +4,7 @@ A weight of 0 leaves a term out altogether, so that training is bit for bit the 
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -51,12 +51,18 @@ def regularizers(
 
     For trainers that have a policy term of their own. Over the micro-batches of an update losses
     and statistics add up to those of `compute_loss`; but the shares of KL-Cov and of Lp-Reg's
-    "code" selection are taken within each micro-batch. Raises ValueError on a missing input, or an aggregation that is not a
-    token mean.
+    "code" selection are taken within each micro-batch. Raises ValueError on a missing input, or an
+    aggregation that is not a token mean.
     """
     if config.aggregation != "token-mean":
         raise ValueError(f"micro-batches of {config.aggregation} do not add up: use token-mean")
     return _weighted_sum(REGULARIZERS, config, x, counts)
+
+
+def derived(config: LossConfig, means: Mapping[str, float]) -> dict[str, float]:
+    """What the terms derive from their statistics' means over a rollout batch's updates."""
+    active = (term for term in TERMS if term.weight(config))
+    return {key: value for term in active for key, value in term.derived(means).items()}
 
 
 def policy_only(config: LossConfig) -> LossConfig:

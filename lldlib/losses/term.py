@@ -55,6 +55,7 @@ class LossInputs:
     mean_valid_searches: float | None = None  # a rollout, over the rollout batch (LLDS-MA)
     generator: torch.Generator | None = None  # of Clip-Cov's draw
     low_logp: Float[Tensor, ""] | None = None  # losses.low_log_prob of the whole rollout batch
+    proxy_kl: Float[Tensor, "B T"] | None = None  # losses.forward_kl to that proxy, with gradient
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,18 @@ def _nothing(config: LossConfig) -> set[str]:
     return set()
 
 
+def _no_more(means: Mapping[str, float]) -> dict[str, float]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Term:
     """One term of the objective, declared in the file of its function, listed in `objective.TERMS`.
 
     A setting of LossConfig belongs to the term whose name it begins with. `value` gives a 0-dim
     tensor before its weight, and statistics under the keys of `metrics`; without `Counts` the
-    minibatch is the whole update.
+    minibatch is the whole update. `derived` is what follows from a rollout batch's mean statistics,
+    such as a quotient of two.
     """
 
     name: str
@@ -89,6 +95,7 @@ class Term:
     ]
     needs: Callable[[LossConfig], set[str]] = _nothing  # optional fields of LossInputs it reads
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # what it logs
+    derived: Callable[[Mapping[str, float]], dict[str, float]] = _no_more
     symbol: str | None = None  # label of its weight's knob in the lab; None: no knob
 
     def weight(self, config: LossConfig) -> Number:

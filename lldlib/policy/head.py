@@ -6,30 +6,52 @@ pass a chunk's logits are computed again where the head's weight is trained. Whe
 changes with its hidden state: (N, H) numbers, after which the backward pass is one product.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from lldlib.config import LossConfig
-from lldlib.losses import prediction_error, proxy_log_prob
+from lldlib.losses import prediction_error, proxy_log_prob, proxy_logits
 
 CHUNK_ELEMENTS = 2**25  # logits held at a time: 128 MiB in float32
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Lp-Reg's proxy in full, at many places: of each the vocabulary it keeps, all in one list.
+
+    A place's part of the list is `count` entries from `start` on; `start` and `count` have any
+    shape, (N,) or (B, T), and 0 for a place without a proxy.
+    """
+
+    start: Int[Tensor, "*places"]
+    count: Int[Tensor, "*places"]
+    ids: Int[Tensor, " M"]  # of the vocabulary
+    logp: Float[Tensor, " M"]  # ln proxy
+
+    def at(self, *index: slice | Tensor) -> "Proxy":
+        """The places that tensors of the shape of `start` have under `index`."""
+        return replace(self, start=self.start[index], count=self.count[index])
 
 
 @dataclass(frozen=True)
 class HeadScores:
     """Scores of N tokens in float32 (float64 for float64 states); what was not asked for is None.
 
-    `logp` and `entropy` carry gradient, the others are constants.
+    `logp`, `entropy` and `proxy_kl` carry gradient, the others are constants.
     """
 
     logp: Float[Tensor, " N"]
     entropy: Float[Tensor, " N"] | None = None  # nats
     proxy_logp: Float[Tensor, " N"] | None = None  # losses.proxy_log_prob
     top1: Float[Tensor, " N"] | None = None  # probability of the most likely token
+    proxy: Proxy | None = None  # losses.proxy_logits, for lp_reg_kl "exact"
+    proxy_kl: Float[Tensor, " N"] | None = None  # losses.forward_kl to another policy's proxy
 
 
 def head_scores(
@@ -41,13 +63,24 @@ def head_scores(
     entropy: bool = False,
     proxy: LossConfig | None = None,
     top1: bool = False,
+    toward: Proxy | None = None,
     elements: int = CHUNK_ELEMENTS,
 ) -> HeadScores:
     """Scores of `targets` under softmax(head(hidden) / temperature), in one pass over the head.
 
     At most `elements` logits are held at a time: what fits in one chunk takes the plain formula. A
-    head with a bias does too. `proxy` holds Lp-Reg's filter settings.
+    head with a bias does too. `proxy` holds Lp-Reg's filter settings. What its exact KL takes, the
+    proxy in full and the KL of the policy `toward` one, is a pass of its own.
     """
+    found = _scores(head, hidden, targets, temperature, entropy, proxy, top1, elements)
+    if proxy is not None and proxy.lp_reg_kl == "exact":
+        found = replace(found, proxy=_full_proxy(head, hidden, temperature, proxy, elements))
+    if toward is not None:
+        found = replace(found, proxy_kl=_proxy_kl(head, hidden, temperature, toward, elements))
+    return found
+
+
+def _scores(head, hidden, targets, temperature, entropy, proxy, top1, elements) -> HeadScores:
     lean = isinstance(head, nn.Linear) and head.bias is None
     if not lean or len(targets) * head.weight.shape[0] <= elements:
         return _plain(head, hidden, targets, temperature, entropy, proxy, top1)
@@ -122,6 +155,53 @@ def _filter(proxy: LossConfig | None) -> dict[str, float] | None:
 
 def _proxy(logits: Tensor, targets: Tensor, filtering: dict[str, float]) -> Tensor:
     return proxy_log_prob(logits[None], targets[None], **filtering)[0]
+
+
+def _logits(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+    logits = head(hidden)
+    return logits.to(_working(logits)) / temperature
+
+
+@torch.no_grad()
+def _full_proxy(head, hidden, temperature, proxy: LossConfig, elements: int) -> Proxy:
+    counts, ids, logps = [], [], []
+    for part in hidden.split(max(1, elements // _vocabulary(head))):
+        logits = proxy_logits(_logits(head, part, temperature)[None], **_filter(proxy))[0]
+        kept = logits > -math.inf
+        counts.append(kept.sum(-1))
+        ids.append(kept.nonzero()[:, 1])
+        logps.append(logits.log_softmax(-1)[kept])
+    count = torch.cat(counts)
+    return Proxy(count.cumsum(0) - count, count, torch.cat(ids), torch.cat(logps))
+
+
+def _proxy_kl(head, hidden, temperature, toward: Proxy, elements: int) -> Tensor:
+    """(N,) losses.forward_kl, 0 where there is no proxy; the backward pass makes logits again."""
+    places = toward.count.nonzero()[:, 0]
+    out = hidden.new_zeros(len(hidden), dtype=_working(hidden))
+    parts = places.split(max(1, elements // _vocabulary(head)))
+    values = [
+        checkpoint(
+            _kl_of_chunk, head, hidden[some], temperature, toward.at(some), use_reentrant=False
+        )
+        for some in parts
+    ]
+    return out.index_add(0, places, torch.cat(values))
+
+
+def _kl_of_chunk(head, hidden, temperature, toward: Proxy) -> Tensor:
+    log_probs = _logits(head, hidden, temperature).log_softmax(-1)
+    count = toward.count
+    place = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    first = count.cumsum(0) - count
+    entry = torch.arange(len(place), device=count.device) + (toward.start - first)[place]
+    wanted = toward.logp[entry].to(log_probs.dtype)
+    gap = wanted.exp() * (wanted - log_probs[place, toward.ids[entry]])
+    return log_probs.new_zeros(len(count)).index_add(0, place, gap)
+
+
+def _vocabulary(head: nn.Module) -> int:
+    return head.weight.shape[0]
 
 
 def _chunks(tokens: int, chunk: int) -> list[slice]:

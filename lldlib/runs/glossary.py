@@ -58,7 +58,8 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "grad/negative_share": Metric(
         "negative gradient",
-        "n / (n + p), the policy gradient's norms from tokens of advantage < 0 and > 0",
+        "n / (n + p), the policy gradient's norms from tokens of advantage < 0 and > 0: all rows, "
+        "before the first update",
         SHARE,
         "near 0.5; close to 1 the incorrect responses steer the update",
     ),
@@ -74,6 +75,13 @@ GLOSSARY: dict[str, Metric] = {
         "token mean of logp over the batch's incorrect responses, before its updates",
         NATS,
         "rises with the correct ones, which stay above it; a widening gap feeds the spiral",
+    ),
+    "likelihood/official": Metric(
+        "likelihood as the official code logs it",
+        "sum of logp over the tokens of rows with A >= 0 / tokens of all rows, before the updates;"
+        " likelihood/correct is by reward, and over its own rows' tokens",
+        NATS,
+        "rises as the policy sharpens; rises as well where fewer tokens have A >= 0",
     ),
     "likelihood/action_k": Metric(
         "correct responses, action k",
@@ -106,30 +114,48 @@ GLOSSARY: dict[str, Metric] = {
         NATS,
         "under 0, and bounded",
     ),
+    "displacement/all_token": Metric(
+        "displacement, all rows, per token",
+        "token mean of new_logp - old_logp over all rows",
+        NATS,
+        "about -KL(old || new): under 0 by any change of the policy, the more the larger it is",
+    ),
+    "displacement/mixed_token": Metric(
+        "displacement, A > 0, per token",
+        "token mean of new_logp - old_logp over rows with A > 0, so of groups of unequal rewards",
+        NATS,
+        "above displacement/fresh_mixed_token, see displacement/trained",
+    ),
+    "displacement/fresh_token": Metric(
+        "displacement, not trained on",
+        "the same over all rows of fresh rollouts of the old policy on the batch's questions, "
+        "which were not trained on",
+        NATS,
+        "-KL(old || new) in expectation, so under 0; the size of the step",
+    ),
+    "displacement/fresh_correct_token": Metric(
+        "displacement, correct, not trained on",
+        "the same over the correct ones of the fresh rollouts",
+        NATS,
+        "a little under 0",
+    ),
+    "displacement/fresh_mixed_token": Metric(
+        "displacement, A > 0, not trained on",
+        "the same over the fresh rollouts with A > 0 in their own groups",
+        NATS,
+        "a little under 0",
+    ),
+    "displacement/trained": Metric(
+        "trained displacement",
+        "displacement/mixed_token - displacement/fresh_mixed_token",
+        NATS,
+        "above 0: responses that were rewarded fare better than like ones not trained on",
+    ),
     "displacement/action_k": Metric(
         "displacement, action k",
         "mean over correct responses with a k-th action of its mean new_logp - old_logp",
         NATS,
         "above 0; the first action usually falls first",
-    ),
-    **{
-        f"displacement/{rows}_{part}": Metric(
-            f"{rows}, {title}", f"mean new - old log-prob of a token of {what}", NATS, healthy
-        )
-        for rows, of in (
-            ("trained", "the rollout batch"),
-            ("fresh", "rollouts of the old policy on the same questions, not trained on"),
-        )
-        for part, title, what, healthy in (
-            ("positive", "positive", f"rows with A > 0 of {of}", "about 0"),
-            ("all", "all", f"all rows of {of}", "a little under 0"),
-        )
-    },
-    "displacement/trained": Metric(
-        "trained displacement",
-        "displacement/trained_positive - displacement/fresh_positive",
-        NATS,
-        "above 0: what is trained on falls less than what is not",
     ),
     "displacement/share_fallen": Metric(
         "fallen responses",

@@ -64,22 +64,50 @@ def displacement(
 
 
 def token_displacement(
-    name: str,
     old_logp: Float[Tensor, "B T"],
     new_logp: Float[Tensor, "B T"],
     advantages: Float[Tensor, " B"],
     action_mask: Bool[Tensor, "B T"],
 ) -> dict[str, float]:
-    """Mean new - old log-prob of an action token, in nats, of the rollouts called `name`.
+    """Mean new - old log-prob of an action token, in nats, of the rows that were trained on.
 
-    Keys: `displacement/<name>_positive`, over rows with A > 0, which are the correct rows of groups
-    of mixed rewards; `displacement/<name>_all`, over all rows: about -KL(old || new) a token for
-    rollouts of the old policy that were not trained on.
+    Keys: `displacement/all_token`, over all rows: about -KL(old || new) a token; and
+    `displacement/mixed_token`, over rows with A > 0, which are in groups of unequal rewards.
     """
     change = new_logp - old_logp
     return {
-        f"displacement/{name}_positive": mean_logp(change, action_mask & (advantages > 0)[:, None]),
-        f"displacement/{name}_all": mean_logp(change, action_mask),
+        "displacement/all_token": mean_logp(change, action_mask),
+        "displacement/mixed_token": mean_logp(change, action_mask & (advantages > 0)[:, None]),
+    }
+
+
+def fresh_displacement(
+    old_logp: Float[Tensor, "B T"],
+    new_logp: Float[Tensor, "B T"],
+    rewards: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"],
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    trained_on: float,
+    threshold: float = 0.5,
+) -> dict[str, float]:
+    """What training costs where nothing was trained: rollouts of the old policy, only measured.
+
+    They are of the trained questions. The expected new - old log-prob of their responses is
+    -KL(old || new) <= 0 whatever the updates did, so a displacement means something above this
+    baseline only. Keys, the mean over action tokens in nats: `displacement/fresh_token`, all rows;
+    `/fresh_correct_token`, reward > `threshold`; `/fresh_mixed_token`, A > 0 among themselves; and
+    `displacement/trained`, `trained_on` (the batch's `mixed_token`) - `fresh_mixed_token`.
+    """
+    change = new_logp - old_logp
+    fresh = mean_logp(change, action_mask & (advantages > 0)[:, None])
+    return {
+        "displacement/fresh_token": mean_logp(change, action_mask),
+        "displacement/fresh_correct_token": mean_logp(
+            change, action_mask & (rewards > threshold)[:, None]
+        ),
+        "displacement/fresh_mixed_token": fresh,
+        "displacement/trained": trained_on - fresh,
     }
 
 
@@ -103,6 +131,21 @@ def likelihood(
         "likelihood/incorrect": mean_logp(logp, action_mask & ~correct),
         **_by_action("likelihood", logp, action_ids(action_mask), correct),
     }
+
+
+def official_likelihood(
+    logp: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], action_mask: Bool[Tensor, "B T"]
+) -> dict[str, float]:
+    """The likelihood that the official code of LLDS logs, in nats, here over the whole batch.
+
+    `likelihood/official` = sum of logp over the action tokens of rows with A >= 0 / number of the
+    action tokens of ALL rows. Retrieved tokens are in neither; `logp` is that of the policy that
+    sampled. So it moves with the share of tokens in rows with A >= 0, too, and groups of one
+    reward count, also where every response is wrong. Source: `actor/pos_avg_old_log_prob` of LLDS
+    (c19a094, verl/workers/actor/dp_actor.py), which logs it of a batch's last micro-batch.
+    """
+    kept = action_mask & (advantages >= 0)[:, None]
+    return {"likelihood/official": mean_logp(torch.where(kept, logp, 0.0), action_mask)}
 
 
 def probe_report(

@@ -5,6 +5,7 @@ stands for a batch where nothing was measured. What is said of batch t uses batc
 live view may show it; only `Collapse.for_good` looks at how the run ends.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,14 @@ import pandas as pd
 
 from lldlib.runs.folder import Run
 
+logger = logging.getLogger(__name__)
+
 Series = Sequence[float | None]
 Phase = Literal["stagnation", "decay", "collapse"]
-PHASE_KEYS = ("reward/mean", "probe/content", "grad/norm", "policy/entropy")  # of `phase_labels`
+PHASE_KEYS = ("reward/mean", "probe/content")  # what `phase_labels` reads
 ALARM_KEYS = ("displacement/correct_token", "probe/content")  # what the default alarm watches
+SATURATION = "lp_reg/saturation"  # nats a protected token; its one-sample estimate ends at 10
+SATURATED, SATURATED_BATCHES = 5.0, 5  # over it for so many batches in a row: a warning
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
 NAN = float("nan")
 
@@ -37,15 +42,12 @@ class PhaseRule:
     """The operational rule behind the three phases; the paper reads them off curves."""
 
     window: int = 10  # batches of a trailing mean
-    span: int = 10  # batches over which the probe's fall is measured
+    span: int = 10  # batches over which a fall is measured, of the probe and of the reward
     decay_drop: float = 0.4  # nats a token lost over `span`: decay begins over it
+    flat: float = 0.9  # the reward holds or rises: over this share of what it was `span` before
     hold: int = 10  # batches in a row under half of `decay_drop` that end a decay
-    fallen: float = 0.7  # the reward has fallen under this share of its best trailing mean
-    recovered: float = 0.8  # the reward is back over this share, which ends a collapse
-    dead: float = 0.3  # under this share of the best it has collapsed whatever else is seen
-    steeper: float = 1.5  # the probe falls this many times faster than on average before
-    surge: float = 2.0  # the gradient norm's peak over its mean before the window
-    entropy_rise: float = 1.2  # trailing mean of the entropy over its lowest so far
+    dead: float = 0.3  # under this share of its best trailing mean the reward has collapsed
+    recovered: float = 0.8  # back over this share, which ends a collapse
 
 
 @dataclass(frozen=True)
@@ -83,22 +85,39 @@ class AlarmReport:
 
 
 class Monitor:
-    """The phase and the alarm, by the default rules, of a run that grows batch by batch."""
+    """The phase and the alarm, by the default rules, of a run that grows batch by batch.
+
+    It warns in the log, once a run, where Lp-Reg's term sits on its limit.
+    """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
         self.columns: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
         self.phase: Phase = "stagnation"  # of the last batch that was added
         self.rung: int | None = None  # the batch at which the alarm rang
+        self.saturated = 0  # batches in a row that Lp-Reg's term sat on its limit
         for row in rows:
             self._append(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take in the logged metrics of the next batch; sets `phase` and `rung`."""
         self._append(row)
+        if self.saturated == SATURATED_BATCHES:
+            logger.warning(
+                "Lp-Reg sits on its limit: a protected token's KL was over %g nats for %d batches "
+                "(%s); raise lp_reg_quantile or set lp_reg_kl=exact",
+                SATURATED,
+                SATURATED_BATCHES,
+                SATURATION,
+            )
         self.phase = phase_labels(*(self.columns[key] for key in PHASE_KEYS), PhaseRule())[-1]
         self.rung = alarm({key: self.columns[key] for key in ALARM_KEYS}, AlarmRule())
 
     def _append(self, row: Mapping[str, Any]) -> None:
+        over = (row.get(SATURATION) or 0.0) > SATURATED
+        if over or self.saturated >= SATURATED_BATCHES:  # past that it has warned: count on
+            self.saturated += 1
+        else:
+            self.saturated = 0
         for key, values in self.columns.items():
             values.append(row.get(key))
 
@@ -154,37 +173,34 @@ def find_collapse(rewards: Series, window: int = 10, ratio: float = 0.3) -> Coll
     )
 
 
-def phase_labels(
-    rewards: Series, probe: Series, grad_norm: Series, entropy: Series, rule: PhaseRule
-) -> list[Phase]:
-    """The phase of every batch by a causal rule, from four series of one length.
+def phase_labels(rewards: Series, probe: Series, rule: PhaseRule) -> list[Phase]:
+    """The phase of every batch by a causal rule, from two series of one length.
 
-    `collapse` begins when the reward's trailing mean is under `fallen` of its best while the spiral
-    shows (the probe falls `steeper` times faster than before, or the gradient norm peaks over
-    `surge` times its mean, or the entropy is over `entropy_rise` times its minimum), or when it is
-    under `dead` of its best; it lasts until the reward is back over `recovered`. Otherwise `decay`
-    from where the probe lost more than `decay_drop` nats a token over the last `span` batches to
-    where it has lost less than half of that for `hold` batches in a row, and `stagnation` where it
-    held or was not measured.
-    Raises ValueError for lengths that differ. Source: the phases are LLDS (arXiv 2512.04220v2)
-    Fig. 2, which gives no threshold; the numbers are this project's.
+    - `collapse` is where the reward has collapsed, by the rule of `collapse_batch`: from where its
+      trailing mean is under `dead` of its best so far to where it is back over `recovered` of it.
+    - `decay`, elsewhere, is where the likelihood sinks. It begins where the probe lost more than
+      `decay_drop` nats a token over the last `span` batches while the reward held or rose: its
+      trailing mean is over `flat` of what it was `span` batches before (or of the first there is).
+      It ends where the probe has lost less than half of that for `hold` batches in a row.
+    - `stagnation` is the rest.
+
+    So a reward that drops without collapsing begins no phase and ends none: as it happens, nobody
+    knows whether it will come back. Raises ValueError for lengths that differ. Source: the phases
+    are LLDS (arXiv 2512.04220v2) Fig. 2, where the reward still rises while the likelihood decays;
+    it gives no threshold, the numbers are this project's.
     """
-    lengths = {len(s) for s in (rewards, probe, grad_norm, entropy)}
-    if len(lengths) > 1:
-        raise ValueError(f"series of lengths {sorted(lengths)}: give one value per batch in each")
-    share, fall = _share_of_best(_known(rewards), rule.window), _fall(_known(probe), rule.span)
-    spiral = (
-        _steeper(fall, rule.steeper)
-        | _surged(_known(grad_norm), rule.window, rule.surge)
-        | _risen(_trailing(_known(entropy), rule.window), rule.entropy_rise)
-    )
-    begins = (share < rule.dead) | ((share < rule.fallen) & spiral)
-    collapsed = _latched(begins, share > rule.recovered)
+    if len(rewards) != len(probe):
+        raise ValueError(
+            f"{len(rewards)} rewards and {len(probe)} probe values: give one per batch in each"
+        )
+    known, fall = _known(rewards), _fall(_known(probe), rule.span)
+    share = _share_of_best(known, rule.window)
+    collapsed = _latched(share < rule.dead, share > rule.recovered)
+    sinks = (fall > rule.decay_drop) & ~_falling(known, rule)
     calm = ~(fall > rule.decay_drop / 2)  # so is what was not measured
     rested = calm.astype(float).rolling(rule.hold).min() == 1
-    decaying = _latched(fall > rule.decay_drop, rested)
     labels = pd.Series("stagnation", index=share.index, dtype=object)
-    return labels.mask(decaying, "decay").mask(collapsed, "collapse").tolist()
+    return labels.mask(_latched(sinks, rested), "decay").mask(collapsed, "collapse").tolist()
 
 
 def alarm(series: Mapping[str, Series], rule: AlarmRule) -> int | None:
@@ -268,27 +284,11 @@ def _fall(known: pd.Series, span: int) -> pd.Series:
     return last.shift(span) - last
 
 
-def _steeper(fall: pd.Series, factor: float) -> pd.Series:
-    """Where the fall is `factor` times its mean so far, that mean being a fall."""
-    total, count = _sums_so_far(fall)
-    total, count = total.shift(), count.shift()
-    return (total > 0) & (fall > factor * total / count)
-
-
-def _surged(known: pd.Series, window: int, factor: float) -> pd.Series:
-    """Where the peak of the last `window` is `factor` times the mean of all before them."""
-    total, count = _sums_so_far(known.shift(window))
-    return known.rolling(window, min_periods=1).max() > factor * total / count
-
-
-def _sums_so_far(known: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Sum and number of what was measured up to each batch; the sum is nan before the first."""
-    return known.cumsum().ffill(), known.notna().cumsum()
-
-
-def _risen(means: pd.Series, factor: float) -> pd.Series:
-    """Where the mean is `factor` times its lowest so far."""
-    return means > factor * means.cummin().ffill().shift()
+def _falling(rewards: pd.Series, rule: PhaseRule) -> pd.Series:
+    """Where the trailing mean is under `flat` of the one `span` batches before, or of the first."""
+    means = _trailing(rewards, rule.window)
+    first = means.where(means.notna().cumsum() == 1).ffill()
+    return means < rule.flat * means.shift(rule.span).fillna(first)
 
 
 def _cusum(change: pd.Series, slack: float) -> pd.Series:

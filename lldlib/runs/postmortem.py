@@ -42,7 +42,7 @@ class PostMortem:
     begins: dict[Phase, int]  # first batch of each phase that occurs
     alarm: int | None
     collapse: int | None  # first batch under the collapse line
-    end: int  # where the story leads: the collapse phase around the collapse, or see `post_mortem`
+    end: int  # where the story leads: the collapse, else the alarm, else the last batch
     fallen: list[tuple[str, int]]  # parts of the probe in the order in which they fell
     words: list[WordFall]  # the deepest fall first
     suspects: list[Mapping[str, Any]]  # records of wrong trajectories, the least likely first
@@ -52,20 +52,16 @@ def post_mortem(run: Run) -> PostMortem:
     """Read a run folder's story from its logs alone.
 
     A part of the probe has fallen at the first batch where the trailing mean over 5 batches is 0.1
-    nats a token under its best so far. `end` is the batch at which the run entered the collapse
-    phase in which it fell under the collapse line; without one, its first collapse phase, else the
-    alarm, else the last batch. Words that fell lost 0.1 nats from the first 20 batches to the 20
-    up to `end` (fewer in a story of under 40). Suspects are the logged wrong trajectories of those
-    last batches with the lowest mean log-prob: an unlikely wrong token has the longest gradient
-    (LLDS, arXiv 2512.04220v2 Theorem 4.2). Only logged trajectories can be named, and being named
-    proves no guilt.
+    nats a token under its best so far. Words that fell lost 0.1 nats from the first 20 batches to
+    the 20 up to `end` (fewer in a story of under 40). Suspects are the logged wrong trajectories of
+    those last batches with the lowest mean log-prob: an unlikely wrong token has the longest
+    gradient (LLDS, arXiv 2512.04220v2 Theorem 4.2). Only logged trajectories can be named, and
+    being named proves no guilt.
     """
     phases, rung = phases_of(run), alarm_of(run)
     begins = {phase: phases.index(phase) for phase in dict.fromkeys(phases)}
     collapse, rollouts = collapse_batch(run.column("reward/mean")), run.rollouts
-    entered = None if collapse is None else _entered(phases, collapse)
-    known = [entered, begins.get("collapse"), rung, len(phases) - 1]
-    end = next(batch for batch in known if batch is not None)
+    end = next(batch for batch in (collapse, rung, len(phases) - 1) if batch is not None)
     width = min(WINDOW, (end + 1) // 2)
     late = [r for r in rollouts if end - width < r["step"] <= end]
     wrong = [r for r in late if r["reward"] == 0 and _logps(r)]
@@ -87,11 +83,6 @@ def mean_logp(record: Mapping[str, Any]) -> float:
 
 def _logps(record: Mapping[str, Any]) -> list[float]:
     return [value for turn in record["turns"] for value in turn["logp"]]
-
-
-def _entered(phases: Sequence[Phase], batch: int) -> int:
-    """Where the stretch of one phase that holds `batch` began."""
-    return max((t + 1 for t in range(batch) if phases[t] != phases[batch]), default=0)
 
 
 def _fallen(run: Run) -> list[tuple[str, int]]:

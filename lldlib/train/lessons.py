@@ -51,15 +51,8 @@ FILLER = (
     "same good"
 ).split()
 _WEIGHTS = [1 / (rank + 1) for rank in range(8)]  # Zipf
-
-
-def _bigrams() -> dict[str, list[str]]:
-    """Eight possible successors of each filler word; fixed for the project."""
-    rng = random.Random(123)
-    return {word: rng.sample(FILLER, 8) for word in FILLER}
-
-
-_NEXT = _bigrams()
+_FIXED = random.Random(123)
+_NEXT = {word: _FIXED.sample(FILLER, 8) for word in FILLER}  # what may follow each filler word
 
 
 def filler(rng: random.Random, mean: float) -> list[str]:

@@ -35,9 +35,9 @@ class TrainingRun:
     """A trainer on its questions tied to a run folder."""
 
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
-        self.out, self.config = Path(out), config
+        self.out = Path(out)
         if resume:
-            self.config = config = train_config_from(Run(out).config)
+            config = train_config_from(Run(out).config)
         self.setting = make_setting(config)
         s = self.setting
         self.trainer = Trainer(config, s.policy, s.environment, s.probe)
@@ -58,7 +58,7 @@ class TrainingRun:
         tensors, state = run.load_checkpoint(step)
         self.trainer.turn(**vars(train_config_from(state["config"])))
         self.trainer.load_state(tensors, state)
-        self.config, step = self.trainer.config, state["step"]
+        step = state["step"]
         self.writer = RunWriter.resume(self.out, step)
         # a knob turned at this very batch is in the checkpoint, and its event was just dropped
         self._log_knobs(logged_config(run, step))
@@ -95,6 +95,11 @@ class TrainingRun:
         return run
 
     @property
+    def config(self) -> TrainConfig:
+        """The settings of the next batch."""
+        return self.trainer.config
+
+    @property
     def next_batch(self) -> int:
         """The number of the batch that the next step trains."""
         return self.trainer.step_index
@@ -113,30 +118,29 @@ class TrainingRun:
 
         A checkpoint holds the knobs, so that a killed run goes on with them.
         """
-        before = self.trainer.config
+        before = self.config
         self.trainer.turn(**knobs)
-        self.config = self.trainer.config
         self.checkpoint()
         self._log_knobs(before)
 
     def _log_knobs(self, before: TrainConfig) -> None:
         """Log as an event how the settings differ from those of `before`."""
-        old, new = (dataclasses.asdict(config) for config in (before, self.trainer.config))
+        old, new = (dataclasses.asdict(config) for config in (before, self.config))
         if changed := {name: value for name, value in new.items() if value != old[name]}:
-            self.writer.event(self.trainer.step_index, "knob", **changed)
+            self.writer.event(self.next_batch, "knob", **changed)
 
     def checkpoint(self) -> None:
         """Write a checkpoint from which the next batch continues."""
         tensors, state = self.trainer.state()
-        self.writer.checkpoint(self.trainer.step_index, tensors, state)
-        if self.trainer.step_index:  # an event belongs to the batch that it follows
-            self.writer.event(self.trainer.step_index - 1, "checkpoint")
+        self.writer.checkpoint(self.next_batch, tensors, state)
+        if self.next_batch:  # an event belongs to the batch that it follows
+            self.writer.event(self.next_batch - 1, "checkpoint")
 
     def step(self) -> dict[str, float]:
         """One batch: train, evaluate when due, log, checkpoint when due."""
-        index = self.trainer.step_index
+        index, config = self.next_batch, self.config
         metrics, episodes = self.trainer.step()
-        config, done = self.trainer.config, index + 1
+        done = index + 1
         last = done == config.steps
         if config.eval_every and (done % config.eval_every == 0 or last):
             metrics |= self.heldout_metrics()
@@ -171,11 +175,10 @@ class TrainingRun:
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
         """Run to the configured number of batches."""
-        while self.trainer.step_index < self.trainer.config.steps:
-            index = self.trainer.step_index
+        while self.next_batch < self.config.steps:
             metrics = self.step()
             if on_step:
-                on_step(index, metrics)
+                on_step(self.next_batch - 1, metrics)
         self.writer.close()
         return Run(self.out)
 

@@ -125,16 +125,14 @@ def _length(episode: Episode) -> int:
 def make_tiny(world: World, config: WarmstartConfig) -> Policy:
     """An untrained searcher whose vocabulary covers world, protocol and filler."""
     extra = f"{TINY.prompt('')} {TINY.invalid_message} find so".split()
-    words = list(dict.fromkeys([*vocabulary(world), *extra, *lessons.FILLER]))
+    return _untrained([*vocabulary(world), *extra, *lessons.FILLER], config, config.seed)
+
+
+def _untrained(words: list[str], config: WarmstartConfig | lessons.SumsConfig, seed: int) -> Policy:
+    """A small model with fresh weights, of the sizes in the config."""
     tokenizer = word_tokenizer(words)
-    model = tiny_model(
-        len(tokenizer),
-        width=config.width,
-        layers=config.layers,
-        heads=config.heads,
-        seed=config.seed,
-    )
-    return Policy(model, tokenizer)
+    sizes = {"width": config.width, "layers": config.layers, "heads": config.heads}
+    return Policy(tiny_model(len(tokenizer), **sizes, seed=seed), tokenizer)
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
@@ -170,10 +168,8 @@ def sums_policy(seed: int, config: lessons.SumsConfig) -> Policy:
     top = config.terms * (max(lessons.DIGITS) + max(lessons.SLIPS))
     numbers = [str(number) for number in range(min(lessons.SLIPS), top + 1)]
     words = [*numbers, "+", "=", "?", ".", "wait", *lessons.LINKS, "\\boxed{", "}"]
-    tokenizer = word_tokenizer([*words, *MATHS.instruction.split()])
-    sizes = {"width": config.width, "layers": config.layers, "heads": config.heads}
-    policy = Policy(tiny_model(len(tokenizer), **sizes, seed=seed), tokenizer)
-    text, rng = TokenText(tokenizer), random.Random(seed)
+    policy = _untrained([*words, *MATHS.instruction.split()], config, seed)
+    text, rng = TokenText(policy.tokenizer), random.Random(seed)
     questions = lessons.sum_questions(len(lessons.DIGITS) ** config.terms, seed, config)
 
     def draw(step: int) -> list[Episode]:

@@ -176,12 +176,12 @@ def train_cell(
         shutil.rmtree(cell.path)  # killed before it had done anything
         resume = False
     run = TrainingRun(cell.config, cell.path, resume=resume)
-    while run.trainer.step_index < cell.config.steps and not should_stop():
+    while run.next_batch < cell.config.steps and not should_stop():
         row = run.step()
         if not keep_checkpoints:
             _prune(cell.path, keep=1)
-        report((run.trainer.step_index, status(row, run.monitor.phase)))
-    finished = run.trainer.step_index == cell.config.steps
+        report((run.next_batch, status(row, run.monitor.phase)))
+    finished = run.next_batch == cell.config.steps
     if not finished:
         run.checkpoint()
     run.writer.close()

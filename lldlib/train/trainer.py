@@ -5,6 +5,7 @@ branched at a step draws what an unbroken one would have drawn.
 """
 
 import dataclasses
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from lldlib.losses import (
     needs,
     nthr_weights,
 )
-from lldlib.losses.objective import policy_only
+from lldlib.losses.objective import derived, policy_only
+from lldlib.policy.head import Proxy
 from lldlib.policy.load import Policy, adapters_off, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import (
@@ -39,7 +41,7 @@ from lldlib.runs import measures as diagnostics
 from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
-GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: two more passes
+GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
 QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH, CONTROL = range(6)  # purposes of random draws
 
 
@@ -54,6 +56,11 @@ class Prepared:
     negative_token_weights: Float[Tensor, "B T"] | None
     low_logp: Float[Tensor, ""] | None
     mean_valid_searches: float
+
+    def minibatch(self, rows: Int[Tensor, " n"]) -> tuple[Batch, Proxy | None]:
+        """The chosen rows, and Lp-Reg's proxy of the policy that sampled, if its KL is exact."""
+        part, full = self.batch.rows(rows), self.old.proxy
+        return part, None if full is None else full.at(rows, slice(part.tokens.shape[1]))
 
 
 def draw_seed(seed: int, step: int, purpose: int) -> int:
@@ -88,20 +95,18 @@ class Trainer:
         """One rollout batch with its updates; returns its metrics (see the glossary), episodes."""
         started = time.perf_counter()
         episodes, batch = self._collect()
-        fresh = self._fresh(episodes)
         rolled = time.perf_counter()
         prepared = self._prepare(batch, episodes)
         scored = time.perf_counter()
+        fresh = self._fresh(episodes)
+        ready = time.perf_counter()
         metrics = self._update(prepared)
         updated = time.perf_counter()
-        metrics |= self._measure(prepared, episodes)
-        if fresh is not None:
-            trained = metrics["displacement/trained_positive"]
-            metrics |= self._fresh_displacement(*fresh, trained)
+        metrics |= self._measure(prepared, episodes, fresh)
         metrics |= {
             "time/rollout": rolled - started,
             "time/score": scored - rolled,
-            "time/update": updated - scored,
+            "time/update": updated - ready,
             "time/step": time.perf_counter() - started,
         }
         self.step_index += 1
@@ -109,23 +114,22 @@ class Trainer:
 
     def _collect(self) -> tuple[list[Episode], Batch]:
         split = self.environment.training(self.step_index)
-        self.rollout.tool = split.tool
         rng = random.Random(self._seed(QUESTIONS))
-        chosen = rng.sample(split.questions, self.config.rollout.problems)
-        episodes = self._sample(chosen, SAMPLING)
-        batch = collate(episodes)
-        batch = dataclasses.replace(batch, rewards=self._trained_on(batch.rewards))
-        return episodes, batch.to(self.device)
+        self.rollout.tool = split.tool
+        questions = rng.sample(split.questions, self.config.rollout.problems)
+        episodes, batch = self._ask(questions, SAMPLING)
+        return episodes, dataclasses.replace(batch, rewards=self._trained_on(batch.rewards))
 
-    def _sample(self, questions: list[Question], purpose: int) -> list[Episode]:
+    def _ask(self, questions: list[Question], purpose: int) -> tuple[list[Episode], Batch]:
         config = self.config.rollout
-        return self.rollout.run(
+        episodes = self.rollout.run(
             self.policy.model,
             questions,
             samples=config.group_size,
             temperature=config.temperature,
             generator=torch.Generator().manual_seed(self._seed(purpose)),
         )
+        return episodes, collate(episodes).to(self.device)
 
     def _trained_on(self, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """The rewards, or in a control a fair coin's, or theirs shuffled within each group."""
@@ -133,18 +137,19 @@ class Trainer:
             return rewards
         generator = torch.Generator().manual_seed(self._seed(CONTROL))
         if self.config.rewards == "coin":
-            return torch.randint(2, rewards.shape, generator=generator).float()
+            return torch.randint(2, rewards.shape, generator=generator).to(rewards)
         groups = rewards.view(-1, self.config.rollout.group_size)
-        return groups.gather(1, torch.rand(groups.shape, generator=generator).argsort(1)).flatten()
+        order = torch.rand(groups.shape, generator=generator).argsort(1).to(rewards.device)
+        return groups.gather(1, order).flatten()
 
     @torch.no_grad()
     def _fresh(self, episodes: list[Episode]) -> tuple[Batch, Float[Tensor, "B T"]] | None:
-        """Rollouts on the same questions that will not be trained on, with their log-probs."""
+        """When due, other rollouts of the same questions, only measured, with their log-probs."""
         every = self.config.fresh_every
         if not every or self.step_index % every:
             return None
         questions = [e.question for e in episodes[:: self.config.rollout.group_size]]
-        batch = collate(self._sample(questions, FRESH)).to(self.device)
+        _, batch = self._ask(questions, FRESH)
         return batch, self._scored(self.policy.model, batch).logp
 
     @torch.no_grad()
@@ -155,6 +160,9 @@ class Trainer:
         proxy = config if "proxy_logp" in wanted else None
         old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
         advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
+        if old.proxy is not None:  # Lp-Reg acts on rows of A < 0 alone
+            count = old.proxy.count * (advantages < 0)[:, None]
+            old = dataclasses.replace(old, proxy=dataclasses.replace(old.proxy, count=count))
         ref_logp = weights = low = None
         if "low_logp" in wanted:
             low = low_log_prob(old.logp, batch.action_mask, config.lp_reg_quantile)
@@ -183,17 +191,18 @@ class Trainer:
         norms, stats, share = [], [], {}
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
+        if self.step_index % GRAD_SHARE_EVERY == 0:
+            share = {"grad/negative_share": self._negative_share(prepared)}
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number, draws)
-            whole = self._is_whole(chosen)
-            if whole and number == count - 1 and self.step_index % GRAD_SHARE_EVERY == 0:
-                share = {"grad/negative_share": self._negative_share(inputs)}
             loss, numbers = compute_loss(self.config.loss, inputs)
-            norms.append(self._apply(loss, inputs, None if whole else prepared.batch.rows(chosen)))
+            pieces = None if self._is_whole(chosen) else chosen
+            norms.append(self._apply(loss, inputs, prepared, pieces))
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
         mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
+        mean |= derived(self.config.loss, mean)
         norm = {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
@@ -205,18 +214,18 @@ class Trainer:
     def _inputs(
         self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
     ) -> LossInputs:
-        part = prepared.batch.rows(rows)
+        part, toward = prepared.minibatch(rows)
         width = part.tokens.shape[1]
 
         def cut(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows, :width]
 
-        entropy, temperature = "entropy" in needs(self.config.loss), self.config.rollout.temperature
+        temperature, size = self.config.rollout.temperature, self.config.micro_rows
+        wanted = {"entropy": "entropy" in needs(self.config.loss), "toward": toward}
         if self._is_whole(rows):
-            new = score(self.policy.model, part, temperature, entropy=entropy)
+            new = score(self.policy.model, part, temperature, **wanted)
         else:
-            size = self.config.micro_rows
-            new = leaf_scores(self.policy.model, part, temperature, size, entropy=entropy)
+            new = leaf_scores(self.policy.model, part, temperature, size, **wanted)
         return LossInputs(
             logp=new.logp,
             # Before the first update both policies are one; the rounding of another batch shape
@@ -232,6 +241,7 @@ class Trainer:
             mean_valid_searches=prepared.mean_valid_searches,
             generator=draws,
             low_logp=prepared.low_logp,
+            proxy_kl=new.proxy_kl,
         )
 
     def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
@@ -239,20 +249,25 @@ class Trainer:
         return not 0 < self.config.micro_rows < len(rows)
 
     def _apply(
-        self, loss: Float[Tensor, ""], inputs: LossInputs, pieces: Batch | None
+        self,
+        loss: Float[Tensor, ""],
+        inputs: LossInputs,
+        prepared: Prepared,
+        pieces: Int[Tensor, " n"] | None,
     ) -> float | None:
         """One optimiser update; what is not finite is skipped, counted, never applied.
 
-        `pieces` is the minibatch where it has to pass through the model in pieces.
+        `pieces` are the minibatch's rows where it has to pass through the model in pieces.
         """
         self.optimizer.zero_grad(set_to_none=True)
         norm = float("nan")
         if torch.isfinite(loss) and loss.requires_grad:
             loss.backward()
             if pieces is not None:
-                leaves = Scores(inputs.logp, inputs.entropy)
+                part, toward = prepared.minibatch(pieces)
+                leaves = Scores(inputs.logp, inputs.entropy, proxy_kl=inputs.proxy_kl)
                 temperature, size = self.config.rollout.temperature, self.config.micro_rows
-                backward_through(self.policy.model, pieces, leaves, temperature, size)
+                backward_through(self.policy.model, part, leaves, temperature, size, toward)
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not norm < float("inf"):
             self.skipped += 1
@@ -260,32 +275,55 @@ class Trainer:
         self.optimizer.step()
         return norm
 
-    def _negative_share(self, inputs: LossInputs) -> float:
-        """Share of negative-advantage rows in the policy term's gradient: of two norms' sum."""
-        bare = policy_only(self.config.loss)
+    def _negative_share(self, prepared: Prepared) -> float:
+        """Share of negative-advantage rows in the policy term's gradient: of two norms' sum.
+
+        Over all rows and before the first update, where both policies are one.
+        """
+        batch, old, bare = prepared.batch, prepared.old, policy_only(self.config.loss)
         norms = []
-        for keep in (inputs.advantages.clamp(max=0), inputs.advantages.clamp(min=0)):
-            # a generator of its own: a measurement must not move the draws of the update
-            part = dataclasses.replace(inputs, advantages=keep, generator=torch.Generator())
-            loss, _ = compute_loss(bare, part)
-            grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-            norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
+        for kept in (prepared.advantages.clamp(max=0), prepared.advantages.clamp(min=0)):
+            inputs = LossInputs(
+                logp=old.logp.clone().requires_grad_(),
+                old_logp=old.logp,
+                advantages=kept,
+                action_mask=batch.action_mask,
+                answer_mask=batch.answer_mask,
+                entropy=old.entropy,
+                negative_token_weights=prepared.negative_token_weights,
+                # of its own: a measurement must not move the draws of the update
+                generator=torch.Generator(),
+            )
+            compute_loss(bare, inputs)[0].backward()
+            norms.append(self._norm_through(batch, inputs.logp))
         return diagnostics.grad_share(*norms)
+
+    def _norm_through(self, batch: Batch, leaf: Float[Tensor, "B T"]) -> float:
+        """Norm of the weights' gradient that a gradient by log-probs implies; none is left."""
+        rows = leaf.grad.any(1).nonzero()[:, 0]  # the others have no part in it
+        if not len(rows):
+            return 0.0
+        part = batch.rows(rows)
+        # no more at a time than a minibatch has, for which there is memory
+        size = self.config.micro_rows or math.ceil(len(leaf) / self.config.updates_per_batch)
+        chosen = leaf.detach()[rows, : part.tokens.shape[1]]
+        chosen.grad = leaf.grad[rows, : part.tokens.shape[1]]
+        self.optimizer.zero_grad(set_to_none=True)
+        temperature = self.config.rollout.temperature
+        backward_through(self.policy.model, part, Scores(chosen), temperature, size)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(sum(g.square().sum() for g in grads) ** 0.5)
 
     # -- measurements --------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _fresh_displacement(
-        self, fresh: Batch, old: Float[Tensor, "B T"], trained: float
+    def _measure(
+        self,
+        prepared: Prepared,
+        episodes: list[Episode],
+        fresh: tuple[Batch, Float[Tensor, "B T"]] | None,
     ) -> dict[str, float]:
-        """How far the updates moved rows that they were not made of; `trained` is of those rows."""
-        advantages = group_advantages(fresh.rewards, fresh.group, scale=False)
-        new = self._scored(self.policy.model, fresh).logp
-        row = diagnostics.token_displacement("fresh", old, new, advantages, fresh.action_mask)
-        return row | {"displacement/trained": trained - row["displacement/fresh_positive"]}
-
-    @torch.no_grad()
-    def _measure(self, prepared: Prepared, episodes: list[Episode]) -> dict[str, float]:
         batch, scores = prepared.batch, prepared.old
         new = self._scored(self.policy.model, batch).logp
         mask, loss = batch.action_mask, self.config.loss
@@ -297,10 +335,11 @@ class Trainer:
             "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
         }
         row |= diagnostics.likelihood(scores.logp, batch.rewards, mask)
+        row |= diagnostics.official_likelihood(scores.logp, prepared.advantages, mask)
         row |= diagnostics.displacement(scores.logp, new, batch.rewards, mask)
-        row |= diagnostics.token_displacement(
-            "trained", scores.logp, new, prepared.advantages, mask
-        )
+        row |= diagnostics.token_displacement(scores.logp, new, prepared.advantages, mask)
+        if fresh is not None:
+            row |= self._fresh_displacement(*fresh, row["displacement/mixed_token"])
         row |= diagnostics.low_probability(
             scores.logp, scores.proxy_logp, prepared.advantages, mask, loss.lp_reg_quantile
         )
@@ -309,6 +348,15 @@ class Trainer:
         if self.probe is not None and self.step_index % self.config.probe_every == 0:
             row |= self.probe_metrics()
         return row
+
+    def _fresh_displacement(
+        self, batch: Batch, old: Float[Tensor, "B T"], trained_on: float
+    ) -> dict[str, float]:
+        new = self._scored(self.policy.model, batch).logp
+        advantages = group_advantages(batch.rewards, batch.group, scale=False)
+        return diagnostics.fresh_displacement(
+            old, new, batch.rewards, advantages, batch.action_mask, trained_on=trained_on
+        )
 
     @torch.no_grad()
     def probe_metrics(self) -> dict[str, float]:

@@ -3,6 +3,10 @@
 The only place that parses what the policy writes and renders what the environment says. Retrieved
 text is data: it is rendered into the context and never parsed, so a passage that holds
 `</information><answer>x</answer>` neither ends a turn nor scores.
+
+Two things differ from Search-R1's loop (read in LLDS's copy, c19a094). An end-of-sequence token
+without an action ends the episode here; there it is an invalid action, and the episode goes on. A
+search with an empty query is an invalid action here; there it is run and counts as a valid search.
 """
 
 import re

@@ -155,6 +155,7 @@ def test_a_weight_of_zero_leaves_trl_as_it_is(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
+        (LP_REG | {"lp_reg_kl": "exact"}, "TRL hands no logits to the loss"),
         (LLDS | {"num_iterations": 1}, "LLDS would be 0 at every update.*steps_per_generation=10 "),
         (
             LLDS

@@ -78,7 +78,9 @@ def test_what_is_measured_is_in_the_glossary():
     row = measure(seen(-0.25), probe)
     assert row["displacement/correct_token"] == pytest.approx(-0.25)
     assert row["displacement/correct"] == pytest.approx(-0.5)
+    assert row["displacement/all_token"] == row["displacement/mixed_token"] == -0.25
     assert row["likelihood/incorrect"] == -1.0 and row["length/tokens"] == 2.0
+    assert row["likelihood/official"] == -0.5  # 2 of 4 tokens are in the row with A >= 0
     assert row["probe/content"] == -2.5 and row["probe/free"] == -1.0
     assert all(describe(key) for key in row)
 

@@ -1,5 +1,7 @@
 """The trainer under the clock."""
 
+from torch import Tensor
+
 from lldlib.train.trainer import Trainer
 from lldlib.types import Batch, Episode
 
@@ -40,6 +42,9 @@ class TimedTrainer(Trainer):
 
     def _measure(self, *args) -> dict[str, float]:
         return self._apart(super()._measure, *args)
+
+    def _fresh(self, *args) -> tuple[Batch, Tensor] | None:
+        return self._apart(super()._fresh, *args)
 
     def _negative_share(self, *args) -> float:
         return self._apart(super()._negative_share, *args)

@@ -1,0 +1,413 @@
+"""data/runs -> lldlib/doctor/evidence.json: thresholds of the warnings, odds, what remedies did.
+
+    python data/doctor/make_evidence.py [--logs FOLDER]
+
+`--logs` adds public logs of other people's runs to the odds; only counts of them are kept. Every
+number is found anew from the runs, so the script is run again whenever they are recorded again.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+
+from lldlib.doctor import judge as rules
+from lldlib.doctor.readers import Unreadable, read_logs
+from lldlib.doctor.series import ENOUGH, Run, run_of
+from lldlib.runs.phases import find_collapse, trailing_mean
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS, OUT = ROOT / "data" / "runs", ROOT / "lldlib" / "doctor" / "evidence.json"
+SAME = ("main", "longer", "longest")  # studies that run the same runs on: the longest counts
+RARE = 0.1  # share of living runs in which a warning may ring that is said of a living run
+LLDS = "LLDS, arXiv 2512.04220"
+
+
+def main() -> None:
+    """Write the table and say its odds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--logs", type=Path, help="a folder of public logs")
+    given = parser.parse_args()
+    groups = recorded() | (public(given.logs) if given.logs else {})
+    table = {
+        "made_by": "data/doctor/make_evidence.py",
+        "runs": sum(map(len, groups.values())),
+        "groups": len(groups),
+        "warnings": {w.name: odds(w, list(groups.values())) for w in rules.WARNINGS},
+        "verdict": verdict_odds(recorded()),
+        "remedies": remedies(),
+    }
+    OUT.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, kept in table["warnings"].items():
+        said = f"use={kept['use']} rare={kept['rare']}  {rules.odds_of(kept)}"
+        print(f"{name:16} over {kept['threshold']:<5g} {said}")
+    print(json.dumps(table["verdict"], indent=1))
+
+
+# -- which runs ------------------------------------------------------------------------------------
+
+
+def recorded() -> dict[str, list[Run]]:
+    """Recorded runs with enough rows, a group for what is one run: a branch and its trunk."""
+    groups: dict[str, dict[str, Run]] = defaultdict(dict)
+    for file in sorted(RUNS.rglob("metrics.jsonl")):
+        try:
+            run = run_of(read_logs(file)[0])
+        except Unreadable:
+            continue
+        if len(run.scored) < ENOUGH:
+            continue
+        study, *rest = file.parent.relative_to(RUNS).parts
+        run.name = "/".join((study, *rest))
+        if study in SAME:
+            key = groups[f"main/{rest[0]}"]
+            old = key.get("run")
+            key["run"] = run if old is None or len(run.steps) > len(old.steps) else old
+        elif study == "no_return":
+            groups[f"main/method=grpo,{rest[0]}"][run.name] = run
+        else:
+            groups[run.name][run.name] = run
+    return {name: list(runs.values()) for name, runs in groups.items()}
+
+
+def public(folder: Path) -> dict[str, list[Run]]:
+    """Public logs; files whose names begin alike up to the first `_` twice over are one run."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for file in sorted(folder.iterdir()):
+        try:
+            run = run_of(read_logs(file)[0])
+        except (Unreadable, ValueError):
+            continue
+        if len(run.scored) >= ENOUGH:
+            groups[_fingerprint(run)].append(run)
+    return {name: runs[:1] for name, runs in groups.items()}
+
+
+def _fingerprint(run: Run) -> str:
+    """One run in two formats has the same first scores."""
+    scores = run.signals["reward"][run.scored]
+    return " ".join(f"{v:.4f}" for v in scores[:10])
+
+
+# -- odds ------------------------------------------------------------------------------------------
+
+
+def odds(warning: rules.Warning_, groups: Sequence[list[Run]]) -> dict:
+    """The threshold, and how it did on each group when it was set on all the others."""
+    facts = [[_facts(warning, run) for run in runs] for runs in groups]
+    facts = [[f for f in group if f is not None] for group in facts]
+    facts = [group for group in facts if group]
+    tried: list[tuple[tuple, float]] = []
+    for i in range(len(facts)):
+        rest = [f for j, group in enumerate(facts) if j != i for f in group]
+        best = _best(warning.grid, rest)
+        tried += [(fact, best) for fact in facts[i]]
+    threshold = _best(warning.grid, [f for group in facts for f in group])
+    fell = [_rang(fact, x) for fact, x in tried if fact[0] is not None]
+    lived = [_rang(fact, x) for fact, x in tried if fact[0] is None]
+    leads = [fact[0] - row for (fact, x) in tried if (row := _ahead(fact, x)) is not None]
+    warned, false = sum(fell), sum(lived)
+    share, wrong = warned / max(len(fell), 1), false / max(len(lived), 1)
+    return {
+        "threshold": threshold,
+        "fell": len(fell),
+        "warned": warned,
+        "lead": median(leads) if leads else 0,
+        "lived": len(lived),
+        "false": false,
+        "use": share > wrong,
+        "rare": share > wrong and wrong <= RARE,
+    }
+
+
+def _facts(warning: rules.Warning_, run: Run) -> tuple | None:
+    """(row of the fall or None, for each threshold the row at which it rings or None)."""
+    strength = warning.strength(run)
+    if not np.isfinite(strength).any():
+        return None
+    judged = rules.judge(run)
+    row = judged.row if judged.verdict in ("collapsed", "degrading") else None
+    if judged.verdict == "degrading" and row is None:
+        return None
+    return row, {x: rules.first_row(strength, x) for x in warning.grid}
+
+
+def _ahead(fact: tuple, x: float) -> int | None:
+    row, rung = fact[0], fact[1][x]
+    return rung if row is not None and rung is not None and rung < row else None
+
+
+def _rang(fact: tuple, x: float) -> bool:
+    return fact[1][x] is not None if fact[0] is None else _ahead(fact, x) is not None
+
+
+def _best(grid: Iterable[float], facts: Sequence[tuple]) -> float:
+    """The threshold with the largest share warned less the share of false alarms."""
+
+    def worth(x: float) -> float:
+        fell = [_rang(f, x) for f in facts if f[0] is not None]
+        lived = [_rang(f, x) for f in facts if f[0] is None]
+        return sum(fell) / max(len(fell), 1) - sum(lived) / max(len(lived), 1)
+
+    return max(grid, key=worth)
+
+
+GRID = {"SURE": (3.0, 3.5, 4.0), "FALLEN": (0.2, 0.25, 0.3), "LOST": (0.5, 0.6, 0.7)}
+
+
+def verdict_odds(groups: dict[str, list[Run]]) -> dict:
+    """Verdicts beside labels made another way, with the thresholds set on all other groups.
+
+    A label reads the training reward alone, by `runs.phases`: dead, if it ends under 0.3 of its
+    best trailing mean after a collapse; alive, if it never collapsed and ends at 0.8 or more. Runs
+    between the two have no label. A verdict that rests on the held-out score is not counted.
+    """
+    cases = [(label(run), run, i) for i, runs in enumerate(groups.values()) for run in runs]
+    cases = [case for case in cases if case[0] is not None]
+    usual = {name: getattr(rules, name) for name in GRID}
+    points = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    points.sort(key=lambda point: point != usual)  # of equal ones the thresholds in use
+    said = [[_verdict(run, point) for _, run, _ in cases] for point in points]
+    _verdict(cases[0][1], usual)
+    left_out, in_use = ({"dead": defaultdict(int), "alive": defaultdict(int)} for _ in range(2))
+    for k, (truth, _, group) in enumerate(cases):
+        others = [j for j, case in enumerate(cases) if case[2] != group]
+        wrong = [sum(_wrong(cases[j][0], row[j]) for j in others) for row in said]
+        left_out[truth][said[int(np.argmin(wrong))][k]] += 1
+        in_use[truth][said[0][k]] += 1
+    return {"left_out": left_out, "in_use": in_use}
+
+
+def _verdict(run: Run, point: dict[str, float]) -> str:
+    for name, value in point.items():
+        setattr(rules, name, value)
+    return rules.judge(replace(run, heldout=np.full(len(run.steps), np.nan))).verdict
+
+
+def _wrong(truth: str, verdict: str) -> bool:
+    return verdict != "collapsed" if truth == "dead" else verdict in ("degrading", "collapsed")
+
+
+def label(run: Run) -> str | None:
+    """`dead`, `alive`, or None between them."""
+    scores = [float(v) for v in run.signals["reward"][run.scored]]
+    means = [m for m in trailing_mean(scores) if m == m]
+    share, found = means[-1] / max(means), find_collapse(scores)
+    if found.for_good or (found.batch is not None and share < 0.3):
+        return "dead"
+    return "alive" if found.batch is None and share >= 0.8 else None
+
+
+# -- remedies --------------------------------------------------------------------------------------
+
+
+def study(folder: str, **wanted: str) -> list[Run]:
+    """The recorded runs of a study whose folder names hold these settings and no other method's."""
+    found = []
+    for file in sorted((RUNS / folder).rglob("metrics.jsonl")):
+        settings = dict(p.split("=", 1) for p in file.parent.name.split(",") if "=" in p)
+        if all(settings.get(k) == v for k, v in wanted.items()):
+            found.append(run_of(read_logs(file)[0]))
+    return found
+
+
+def outcome(runs: Sequence[Run]) -> str:
+    """`collapses in 3 of 3, 0.02 at the end`: what the runs came to."""
+    if not runs:
+        return "not recorded"
+    scores = [[float(v) for v in run.signals["reward"][run.scored]] for run in runs]
+    dead = sum(find_collapse(s).batch is not None for s in scores)
+    end = fmean(fmean(s[-10:]) for s in scores)
+    return f"the reward collapses in {dead} of {len(runs)} runs and ends at {end:.2f}"
+
+
+def remedies() -> dict[str, dict[str, str]]:
+    """What each remedy did here, or the source that says so; every number from the runs."""
+    grpo, llds = study("main", method="grpo"), study("main", method="llds")
+    longer = study("longest", method="llds") or study("longer", method="llds")
+    half = study("controls", method="grpo", lr="0.0002")
+    updates = {
+        u: outcome(study("phase", method="grpo", lr="0.0008", updates_per_batch=u))
+        for u in ("1", "4", "16")
+    }
+    hot = study("phase", method="grpo", lr="0.0032") + study("phase", method="llds", lr="0.0032")
+    dose = "; ".join(
+        f"weight {c}: {outcome(study('lambda', method='llds', llds_coef=c))}"
+        for c in ("0.01", "0.1", "0.2")
+    )
+    table = {
+        "llds": (
+            "Add LLDS, which keeps the likelihood of correct answers (weight 0.2; in verl "
+            "policy_loss.loss_mode=llds, in TRL LLDGRPOTrainer)",
+            f"recorded here, same settings: GRPO: {outcome(grpo)}; with LLDS: {outcome(llds)}; "
+            f"twice as long: {outcome(longer)}. Dose: {dose}",
+            "one more pass without gradient a batch, and one weight to set",
+            f"data/runs/main, longest, lambda; {LLDS}",
+        ),
+        "go back": (
+            "Go back to a checkpoint well before the fall and go on from there with LLDS",
+            branches(),
+            "the batches since the checkpoint; a branch within a few batches of the fall is late",
+            "data/runs/no_return",
+        ),
+        "lower lr": (
+            "Halve the learning rate",
+            f"recorded here: GRPO at 4e-4: {outcome(grpo)}; at 2e-4: {outcome(half)}",
+            "slower learning",
+            "data/runs/main, controls",
+        ),
+        "fewer updates": (
+            "Take fewer optimiser updates from each rollout batch (verl: a larger "
+            "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
+            "recorded here, GRPO at lr 8e-4, by updates a batch: "
+            + "; ".join(f"{u}: {said}" for u, said in updates.items()),
+            "more rollouts for as many updates",
+            "data/runs/phase",
+        ),
+        "no entropy bonus": (
+            "Take an entropy bonus out, if there is one",
+            f"recorded here with a bonus: {outcome(study('methods', method='grpo_entropy'))}",
+            "none",
+            "data/runs/methods",
+        ),
+        "lp_reg": (
+            "Protect rare but sensible tokens with Lp-Reg, with your clip and KL kept",
+            "recorded here, with GRPO's clip and KL: "
+            f"{outcome(study('methods', method='lp_reg', kl_coef='0.001'))}; without: "
+            f"{outcome(study('methods', method='lp_reg', kl_coef=None))}. The paper reports stable "
+            "training over 3,000 steps on mathematics",
+            "a proxy pass over the whole vocabulary; here it did not save the run",
+            "data/runs/methods; Lp-Reg, arXiv 2510.03222",
+        ),
+        "clip gradient": (
+            "Clip the gradient norm at 1 and skip updates that are not finite",
+            "noted here: at a clip of 20 one update with a norm in the hundreds ended runs with "
+            "and without LLDS; at 1 to 2 GRPO dipped and came back",
+            "none",
+            "data/README.md, settings that were looked for",
+        ),
+        "tight budget": (
+            "Give answers a token budget that ends endless ones, and score what is cut as wrong",
+            "noted here: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
+            "that soft punishment of overlong answers steadies training",
+            "answers that need the length",
+            "data/README.md; DAPO, arXiv 2503.14476",
+        ),
+        "check tool": (
+            "Look at the tool first: is the search server up, does it time out, did its address or "
+            "quota change? Score a failed call as no episode, not as a wrong answer",
+            "in a public Search-R1 log the score fell from 0.34 to 0.06 in one step, and the "
+            "validation at that step counts time-outs where it had none; the policy was well",
+            "none; go back to the checkpoint before",
+            "the log itself; Search-R1 issue 88 asks the same",
+        ),
+        "check resume": (
+            "Compare settings, data order and optimizer state before and after the stop",
+            "a fall at a resume is more often a setting than a policy",
+            "none",
+            "this log",
+        ),
+        "find signal": (
+            "Give the groups contrast: easier questions, more answers a group, a higher "
+            "temperature, or drop groups of one reward (DAPO's dynamic sampling)",
+            "a group whose answers score alike has advantage 0; noted here: at temperature 1 one "
+            "of 12 groups was mixed, at 1.5 seven of 8",
+            "more rollouts",
+            "data/README.md; DAPO, arXiv 2503.14476",
+        ),
+        "warm start": (
+            "Fine-tune on a few hundred good episodes first",
+            "here every run starts from a policy that already solves 0.4 of the tasks; from one "
+            "that solves none GRPO has nothing to prefer",
+            "gold episodes and one short training",
+            "data/README.md, warm start; Search-R1, arXiv 2503.09516",
+        ),
+        "check start": (
+            "Read ten answers of the start: wrong chat template, missing end-of-text token, broken "
+            "weights or a token budget that is too small",
+            "a policy that babbles at step 1 did not learn it in training",
+            "none",
+            "this log",
+        ),
+        "raise lr": (
+            "Raise the learning rate (by 3 to 10), or train longer; check that it has not decayed "
+            "to 0 and that the adapters are trained",
+            "a KL near 0 says that the policy is still the one it began as",
+            f"a step that is too large ends runs: here at 8 times the rate {outcome(hot)}",
+            "this log; data/runs/phase",
+        ),
+        "kl out": (
+            "Take the KL penalty out of the reward and put it into the loss (verl: "
+            "algorithm.use_kl_in_reward=False, actor.use_kl_loss=True)",
+            "in a public verl log answers shrank to one token, because a shorter answer paid less "
+            "penalty: the penalised reward rose from -13.6 to -1.3, the score fell to its floor",
+            "none",
+            "the log itself; GRPO, arXiv 2402.03300",
+        ),
+        "check reward": (
+            "Read twenty answers with the highest reward: does the reward pay for what you want?",
+            "what one part of a reward pays for is learned at the cost of the others",
+            "none",
+            "this log",
+        ),
+        "keep best": (
+            "Keep the checkpoint that is best on the held-out score, and stop there; more, or "
+            "fresh, training questions",
+            f"recorded here: {overfit()}",
+            "none",
+            "data/runs/methods",
+        ),
+        "check sampler": (
+            "Sample and train with the same precision and kernels, or correct the ratio",
+            "a gap between the two sets of probabilities makes the update off-policy",
+            "some speed",
+            "verl documentation, rollout correction",
+        ),
+    }
+    names = ("do", "evidence", "price", "source")
+    return {key: dict(zip(names, entry, strict=True)) for key, entry in table.items()}
+
+
+def branches() -> str:
+    """What became of recorded GRPO runs that went on with LLDS before their fall."""
+    early, late = [], []
+    for folder in sorted((RUNS / "no_return").glob("seed=*")):
+        trunk = study("main", method="grpo", seed=folder.name.removeprefix("seed="))
+        if not trunk:
+            continue
+        fell = find_collapse([float(v) for v in trunk[0].signals["reward"]]).batch
+        for branch in folder.glob("llds_from=*"):
+            at = int(branch.name.removeprefix("llds_from="))
+            run = run_of(read_logs(branch)[0])
+            end = fmean(run.signals["reward"][run.scored][-10:])
+            if fell is not None:
+                (late if fell - at < 5 else early).append(end > 0.4)
+    return (
+        f"recorded here: of {len(early)} branches with LLDS taken 5 batches or more before the "
+        f"fall {sum(early)} live; of {len(late)} taken later {sum(late)}"
+    )
+
+
+def overfit() -> str:
+    """How the held-out score of GSPO's runs fell while their reward held."""
+    runs = study("methods", method="gspo")
+    ends = [(run.heldout[np.isfinite(run.heldout)], run) for run in runs]
+    ends = [(held, run) for held, run in ends if len(held) > 1]
+    if not ends:
+        return "not recorded"
+    first, last = fmean(h[0] for h, _ in ends), fmean(h[-1] for h, _ in ends)
+    reward = fmean(fmean(run.signals["reward"][run.scored][-10:]) for _, run in ends)
+    return (
+        f"under GSPO the held-out score fell from {first:.2f} to {last:.2f} in {len(ends)} runs "
+        f"while the reward ended at {reward:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,559 @@
+"""Which known pattern a run resembles, each by a rule with its evidence, and what to try next.
+
+A pattern that explains a fall must show where the fall is: a sign that was there long before, or
+that came long after, explains nothing. What a remedy did is read from `evidence.json`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lldlib.doctor.judge import (
+    SURE,
+    Judgement,
+    _of,
+    blown,
+    evidence,
+    floor_of,
+    heldout_level,
+    level,
+)
+from lldlib.doctor.series import ENOUGH, Run, noise, trailing, window_size
+
+FELL = ("degrading", "collapsed")
+LIVES = ("learned", "at the top", "no trend", "held-out fall")  # the training reward did not fall
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A known way to go wrong that this log shows."""
+
+    key: str
+    title: str
+    evidence: str  # the numbers of this log that made the rule fire
+    rule: str  # the rule in words
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try."""
+
+    do: str
+    evidence: str
+    price: str
+    source: str
+    pattern: str  # what it is for
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run with its verdict, and where the fall is: what the rules of the patterns look at."""
+
+    run: Run
+    judged: Judgement
+
+    @property
+    def fell(self) -> bool:
+        return self.judged.verdict in FELL
+
+    @property
+    def at(self) -> int:
+        """The row of the fall; the last row where nothing fell."""
+        return self.judged.row if self.judged.row is not None else len(self.run.steps) - 1
+
+    @property
+    def size(self) -> int:
+        return window_size(len(self.run.scored))
+
+    def early(self, name: str) -> float:
+        """Median of a signal over the first 5 rows in which it was measured."""
+        known = _of(self.run, name)
+        known = known[np.isfinite(known)]
+        return float(np.median(known[:5])) if len(known) >= ENOUGH else math.nan
+
+    def before(self, name: str) -> float:
+        """Median of a signal over the rows up to shortly before the fall."""
+        known = _of(self.run, name)[: max(self.at - self.size // 2, 3)]
+        known = known[np.isfinite(known)]
+        return float(np.median(known)) if len(known) >= 3 else math.nan
+
+    def peak(self, name: str, side: int = 1) -> float:
+        """Highest (side 1) or lowest (-1) mean of 3 rows around the fall or after it."""
+        values = trailing(_of(self.run, name), 3)[max(self.at - self.size, 2) :]
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return math.nan
+        return float(values.max() if side > 0 else values.min())
+
+    def late(self, name: str) -> float:
+        """Median of a signal over the last rows."""
+        known = _of(self.run, name)
+        known = known[np.isfinite(known)]
+        return float(np.median(known[-self.size :])) if len(known) >= ENOUGH else math.nan
+
+    def steps(self, row: int) -> str:
+        return f"{self.run.steps[row]:g}"
+
+
+def patterns(run: Run, judged: Judgement) -> list[Pattern]:
+    """The patterns that the log shows; none where too few rows were read."""
+    if judged.verdict == "unknown" and not len(blown(run)):
+        return []
+    scene = Scene(run, judged)
+    found = []
+    for key, (title, rule, check) in PATTERNS.items():
+        if judged.verdict == "unknown" and key != "numbers":
+            continue
+        said = check(scene)
+        if said:
+            found.append(Pattern(key, title, said, rule))
+    keys = {p.key for p in found}
+    for key, hidden in EXPLAINED.items():  # what a stronger pattern explains is not said again
+        if key in keys:
+            found = [p for p in found if p.key not in hidden]
+    return found
+
+
+# -- rules: each gives its evidence, or "" ---------------------------------------------------------
+
+
+def _numbers_broke(s: Scene) -> str:
+    rows = blown(s.run)
+    if not len(rows):
+        return ""
+    names = [n for n in ("grad_norm", "kl", "loss") if n in s.run.signals]
+    worst = {n: float(np.max(np.abs(s.run.signals[n][rows]))) for n in names}
+    said = ", ".join(f"{s.run.columns[n]} up to {v:.3g}" for n, v in worst.items() if v > 0)
+    return f"{len(rows)} rows from step {s.steps(int(rows[0]))} on: {said}"
+
+
+def _no_signal(s: Scene) -> str:
+    if s.fell or s.judged.verdict == "healthy":
+        return ""
+    scores = s.run.signals["reward"][s.run.scored]
+    flat, said = np.abs(np.diff(scores)) < 1e-12, []
+    same = float(np.mean(scores == np.median(scores)))
+    if same > 0.8:
+        said.append(f"the score is {np.median(scores):g} in {100 * same:.0f} % of the rows")
+    for name, value, what in (
+        ("reward_std", 0.0, "answers of a group score alike"),
+        ("no_contrast", 1.0, "all groups have one reward"),
+        ("grad_norm", 0.0, "the gradient is 0"),
+    ):
+        values = _of(s.run, name)
+        values = values[np.isfinite(values)]
+        share = float(np.mean(np.abs(values - value) < 1e-9)) if len(values) >= ENOUGH else 0.0
+        if share > 0.5:
+            said.append(f"{what} in {100 * share:.0f} % of the rows")
+    return "; ".join(said) if said and (flat.mean() > 0.5 or len(said) > 1) else ""
+
+
+def _broken_start(s: Scene) -> str:
+    if s.fell or s.judged.verdict == "healthy":
+        return ""
+    said = []
+    if min(s.early("clipped"), s.late("clipped")) >= 0.9:
+        said.append(f"{100 * s.early('clipped'):.0f} % of the answers are cut off from the start")
+    if min(s.early("entropy"), s.late("entropy")) >= 2.5:
+        said.append(f"entropy is {s.early('entropy'):.2g} nats a token from the start")
+    return "; ".join(said)
+
+
+def _hardly_moves(s: Scene) -> str:
+    kl = s.late("kl")
+    if s.judged.verdict != "stagnating" or not 0 <= kl < 0.005 or s.early("kl") > kl + 1e-3:
+        return ""
+    if "kl" not in s.run.signals or s.run.columns["kl"] == "actor/reward_kl_penalty":
+        return ""
+    return f"{s.run.columns['kl']} is still {kl:.2g} nats a token at the end"
+
+
+def _tool_died(s: Scene) -> str:
+    if s.judged.verdict != "collapsed" or s.judged.row is None:
+        return ""
+    scores, rows = s.run.signals["reward"][s.run.scored], s.run.scored
+    i = int(np.searchsorted(rows, s.at))
+    now = level(scores, floor_of(s.run, scores))
+    if i < 5 or now.best <= now.last:
+        return ""
+    jump = float(np.median(scores[i - 5 : i]) - np.median(scores[i : i + 5]))
+    if jump < 0.8 * (now.best - now.last) or jump < 4 * noise(scores)[0]:
+        return ""
+    steady = [n for n in ("entropy", "grad_norm", "kl") if _steady(s, n)]
+    measured = [n for n in ("entropy", "grad_norm", "kl") if s.before(n) == s.before(n)]
+    if not measured or len(steady) < len(measured):
+        return ""
+    moved = [said for name in TOOL_SIGNS if (said := _moved(s, name))]
+    moved += [said for name in s.run.trouble if (said := _more_trouble(s, name))]
+    if not moved:
+        return ""
+    kept = ", ".join(s.run.columns[n] for n in steady)
+    return (
+        f"in one step ({s.steps(s.at)}) {100 * jump / (now.best - now.last):.0f} % of the fall is "
+        f"done; {kept} did not move; {'; '.join(moved[:4])}"
+    )
+
+
+TOOL_SIGNS = ("rollout_time", "turns", "searches", "tool_success", "tool_failure", "length")
+
+
+def _near(s: Scene, name: str, width: int = 5) -> tuple[float, float]:
+    """Medians of the last rows before the fall and of the first after it."""
+    values = _of(s.run, name)
+    parts = values[max(s.at - width, 0) : s.at], values[s.at : s.at + width]
+    known = [p[np.isfinite(p)] for p in parts]
+    a, b = (float(np.median(p)) if len(p) else math.nan for p in known)
+    return a, b
+
+
+def _steady(s: Scene, name: str) -> bool:
+    a, b = _near(s, name)
+    return bool(a == a and b == b and 1 / 3 <= (abs(b) + 1e-9) / (abs(a) + 1e-9) <= 3)
+
+
+def _moved(s: Scene, name: str) -> str:
+    a, b = _near(s, name)
+    if a != a or b != b or abs(b - a) < 0.3 * max(abs(a), 1e-9):
+        return ""
+    return f"{s.run.columns[name]} went from {a:.3g} to {b:.3g}"
+
+
+def _more_trouble(s: Scene, name: str) -> str:
+    values = s.run.trouble[name]
+    known = np.flatnonzero(np.isfinite(values))
+    old, new = known[known < s.at - 1], known[known >= s.at - 1]  # a check may end the step before
+    if not len(old) or not len(new):
+        return ""
+    a, b = float(np.median(values[old])), float(values[new].max())
+    return f"{name} went from {a:.3g} to {b:.3g}" if b > 2 * a + 0.1 else ""
+
+
+def _displacement(s: Scene) -> str:
+    moved = _of(s.run, "displacement")[5 : s.at + 1]
+    probe = _of(s.run, "probe")
+    lost = float(-np.nansum(np.minimum(moved, 0))) if np.isfinite(moved).any() else 0.0
+    known = probe[: s.at + 1][np.isfinite(probe[: s.at + 1])]
+    fall = float(known[:5].max() - known[-3:].mean()) if len(known) > 8 else 0.0
+    if not s.fell or (lost < 0.5 and fall < 0.5):
+        return ""
+    said = [f"correct answers lost {lost:.2g} nats a token by the updates"] if lost >= 0.5 else []
+    if fall >= 0.5:
+        said.append(f"fixed correct answers lost {fall:.2g} nats a token")
+    return f"up to the fall {' and '.join(said)}"
+
+
+def _entropy_up(s: Scene) -> str:
+    if s.judged.verdict == "healthy":
+        return ""
+    low, high = s.before("entropy"), s.peak("entropy")
+    if not s.fell:
+        low, high = s.early("entropy"), s.late("entropy")
+    if high == high and high >= 2 * low and high - low >= 0.3:
+        return f"{s.run.columns['entropy']} rose from {low:.3g} to {high:.3g} nats a token"
+    return ""
+
+
+def _entropy_down(s: Scene) -> str:
+    if s.judged.verdict == "healthy":
+        return ""
+    start, end = s.early("entropy"), s.peak("entropy", -1) if s.fell else s.late("entropy")
+    near = _of(s.run, "entropy")[max(s.at - 2 * s.size, 0) : s.at]
+    near = near[np.isfinite(near)]
+    falls_there = not s.fell or (len(near) > 2 and end < 0.5 * float(np.median(near[:3])))
+    gone = s.fell and s.before("entropy") <= 0.35 * start and end <= 0.2 * start
+    if end == end and end <= 0.2 * start and end < 0.2 and (falls_there or gone):
+        if s.fell and not falls_there and _tool_died(s):
+            return ""
+        return f"{s.run.columns['entropy']} fell from {start:.3g} to {end:.2g} nats a token"
+    return ""
+
+
+def _longer(s: Scene) -> str:
+    if not s.fell:
+        return ""
+    a, b = s.before("length"), s.peak("length")
+    cut_a, cut_b = s.before("clipped"), s.peak("clipped")
+    said = []
+    if b >= 1.8 * a:
+        said.append(f"answers grew from {a:.0f} to {b:.0f} tokens")
+    if cut_b - cut_a >= 0.3:
+        said.append(f"cut-off answers went from {100 * cut_a:.0f} to {100 * cut_b:.0f} %")
+    return " and ".join(said)
+
+
+def _shorter(s: Scene) -> str:
+    known = _of(s.run, "length")
+    known = known[np.isfinite(known)]
+    if not s.fell or len(known) < ENOUGH:
+        return ""
+    a, b = float(np.median(known[:5])), s.late("length")
+    a = max(a, s.before("length")) if s.at > 10 else a
+    return f"answers shrank from {a:.0f} to {b:.3g} tokens" if b <= 0.1 * a or b <= 3 < a else ""
+
+
+def _format(s: Scene) -> str:
+    if not s.fell:
+        return ""
+    a, b = s.before("valid_format"), s.peak("valid_format", -1)
+    if a > 0 and b <= 0.6 * a:
+        return f"{s.run.columns['valid_format']} fell from {a:.3g} to {b:.3g}"
+    a, b = s.before("invalid"), s.peak("invalid")
+    if b > 3 * a + 0.3:
+        return f"{s.run.columns['invalid']} rose from {a:.3g} to {b:.3g}"
+    return ""
+
+
+def _spikes(s: Scene) -> str:
+    if not s.fell or s.judged.row is None:
+        return ""
+    norms = _of(s.run, "grad_norm")
+    cut = s.at - min(max(10, len(norms) // 5), s.at // 2)
+    past, ahead = norms[:cut], norms[cut : s.at + 1]
+    past, ahead = past[np.isfinite(past) & (past > 0)], ahead[np.isfinite(ahead)]
+    if len(past) < 5 or not len(ahead):
+        return ""
+    usual = float(np.median(past))
+    high = int((ahead > 4 * usual).sum())
+    if high < 2 and ahead.max() < 10 * usual:
+        return ""
+    return (
+        f"before the fall {max(high, 1)} gradient norms over {4 * usual:.3g}, up to "
+        f"{ahead.max():.3g}; {usual:.3g} was usual"
+    )
+
+
+def _kl_ran(s: Scene) -> str:
+    if s.judged.verdict == "healthy" or s.run.columns.get("kl") == "actor/reward_kl_penalty":
+        return ""
+    known = _of(s.run, "kl")
+    known = known[np.isfinite(known)]
+    if len(known) < ENOUGH:
+        return ""
+    a = s.before("kl") if s.fell else float(np.median(known[: s.size]))
+    b = s.peak("kl") if s.fell else s.late("kl")
+    if b >= max(5 * abs(a), 0.5 if s.fell else 1.0):
+        return f"{s.run.columns['kl']} rose from {a:.3g} to {b:.3g} nats a token"
+    return ""
+
+
+def _kl_in_reward(s: Scene) -> str:
+    shaped = _of(s.run, "shaped_reward")
+    known = np.isfinite(shaped)
+    if not s.fell or s.judged.row is None or known.sum() < ENOUGH:
+        return ""
+    old, new = shaped[: s.at][known[: s.at]], shaped[s.at :][known[s.at :]]
+    if len(old) < 3 or len(new) < 3:
+        return ""
+    a, b = float(np.median(old[-20:])), float(np.median(new))
+    if b - a <= 2 * float(np.std(new)) or b - a < 0.05:
+        return ""
+    return (
+        f"{s.run.columns['shaped_reward']} rose from {a:.3g} to {b:.3g} while "
+        f"{s.run.columns['reward']} fell: the penalty is what was optimised"
+    )
+
+
+KL_OF_REFERENCE = ("kl", "train/kl", "actor/kl_loss", "objective/kl", "kl/reference")
+
+
+def _reference(s: Scene) -> str:
+    start = s.early("kl")
+    if s.fell or s.judged.verdict == "healthy" or not start >= 0.3:
+        return ""
+    if s.run.columns["kl"] not in KL_OF_REFERENCE:
+        return ""
+    return f"{s.run.columns['kl']} is {start:.2g} nats a token in the first rows; near 0 is right"
+
+
+def _held_out_falls(s: Scene) -> str:
+    found = heldout_level(s.run)
+    if found is None or found[2] < 0.3 or s.judged.rule not in LIVES:
+        return ""
+    scores = s.run.signals["reward"][s.run.scored]
+    if level(scores, floor_of(s.run, scores)).fall >= SURE:
+        return ""
+    return (
+        f"{s.run.heldout_name} went from {found[0]:.3g} to {found[1]:.3g}, "
+        f"while {s.run.columns['reward']} held or rose"
+    )
+
+
+def _parts(s: Scene) -> str:
+    falls, rises = [], []
+    for name, values in s.run.parts.items():
+        known = values[np.isfinite(values)]
+        if len(known) < 2 * ENOUGH or known.max() - known.min() < 1e-9:
+            continue
+        now = level(known, min(0.0, float(known.min())))
+        if now.fall >= SURE + 1 and now.lost >= 0.4:
+            falls.append(f"{name} fell from {now.best:.3g} to {now.last:.3g}")
+        elif now.rise >= SURE + 1:
+            rises.append(f"{name} rose from {now.first:.3g} to {now.late:.3g}")
+    return f"{falls[0]} while {rises[0]}" if falls and rises else ""
+
+
+def _at_resume(s: Scene) -> str:
+    if not s.fell or s.judged.row is None:
+        return ""
+    step = s.run.steps[s.at]
+    near = [r for r in s.run.resumed if abs(r - step) <= 3]
+    return (
+        f"the run was resumed at step {near[0]:g}, and the fall is at step {step:g}" if near else ""
+    )
+
+
+def _sampler(s: Scene) -> str:
+    a, b = s.before("sampler_gap"), s.peak("sampler_gap")
+    if s.fell and b >= 5 * abs(a) and b >= 0.05:
+        return f"{s.run.columns['sampler_gap']} rose from {a:.2g} to {b:.2g}"
+    return ""
+
+
+Check = Callable[[Scene], str]
+PATTERNS: dict[str, tuple[str, str, Check]] = {
+    "tool": (
+        "A tool died, the policy did not",
+        "most of the fall in one step, policy signals within a factor of 3, a tool's signal moved",
+        _tool_died,
+    ),
+    "resume": ("A break at a resume", "the fall lies within 3 steps of a resume", _at_resume),
+    "numbers": (
+        "Numerical blow-up",
+        "gradient norm, KL or loss not finite, or 10,000 times its median and over 1,000",
+        _numbers_broke,
+    ),
+    "no signal": (
+        "No signal at all",
+        "score, spread or gradient constant in most rows",
+        _no_signal,
+    ),
+    "broken start": (
+        "Broken from the start",
+        "nine tenths of the answers cut off, or entropy over 2.5 nats, at the start and the end",
+        _broken_start,
+    ),
+    "hardly moves": (
+        "The policy hardly moves",
+        "no trend, and a KL to the reference under 0.005 nats a token at the end",
+        _hardly_moves,
+    ),
+    "reference": (
+        "The reference is not the policy that training began with",
+        "a KL of 0.3 nats a token or more in the first rows, and no trend",
+        _reference,
+    ),
+    "kl in reward": (
+        "A KL penalty inside the reward",
+        "the reward with the penalty rises while the score falls",
+        _kl_in_reward,
+    ),
+    "short": ("One-token answers", "answers shrink to a tenth, or to 3 tokens", _shorter),
+    "displacement": (
+        "Likelihood displacement",
+        "correct answers lost 0.5 nats a token or more before the fall",
+        _displacement,
+    ),
+    "spikes": (
+        "Gradient spikes that run ahead",
+        "before the fall two norms over 4 times the usual, or one over 10 times",
+        _spikes,
+    ),
+    "entropy up": (
+        "Entropy explosion",
+        "entropy doubles, by 0.3 nats or more, at the fall",
+        _entropy_up,
+    ),
+    "entropy down": (
+        "Entropy death",
+        "entropy falls to a fifth of its start and under 0.2 nats, and the run does not learn",
+        _entropy_down,
+    ),
+    "length": (
+        "Length explosion",
+        "answers 1.8 times as long, or 30 points more of them cut off, at the fall",
+        _longer,
+    ),
+    "format": (
+        "Format loss",
+        "answers in the right format fall to 0.6 of before, or unreadable actions pile up",
+        _format,
+    ),
+    "kl": (
+        "KL run-away",
+        "the KL grows 5 times, to 0.5 nats a token or more (1 where nothing fell)",
+        _kl_ran,
+    ),
+    "held-out": (
+        "The training reward holds while the held-out score falls",
+        "the held-out score loses three tenths, the training reward does not fall",
+        _held_out_falls,
+    ),
+    "parts": (
+        "One part of the reward eats another",
+        "one part falls by four tenths while another rises, both beyond their noise",
+        _parts,
+    ),
+    "sampler": (
+        "The sampler is not the policy any more",
+        "their difference grows 5 times, to 0.05 nats or more",
+        _sampler,
+    ),
+}
+EXPLAINED = {
+    "short": {"entropy down"},
+    "tool": {"kl in reward", "spikes", "short", "length", "entropy down", "format", "displacement"},
+    "no signal": {"entropy down", "hardly moves"},
+    "broken start": {"hardly moves"},
+}
+
+
+# -- advice ----------------------------------------------------------------------------------------
+
+FOR = {  # pattern -> remedies in the order in which to try them
+    "tool": ("check tool",),
+    "resume": ("check resume",),
+    "numbers": ("lower lr", "clip gradient"),
+    "no signal": ("find signal", "warm start"),
+    "broken start": ("check start", "warm start"),
+    "hardly moves": ("raise lr",),
+    "displacement": ("llds", "go back", "fewer updates", "lower lr"),
+    "spikes": ("llds", "clip gradient", "lower lr", "fewer updates"),
+    "entropy up": ("llds", "lower lr", "no entropy bonus", "fewer updates"),
+    "entropy down": ("llds", "lower lr", "lp_reg"),
+    "length": ("tight budget", "llds"),
+    "short": ("check reward", "go back"),
+    "reference": ("check start",),
+    "format": ("check reward", "warm start"),
+    "kl": ("lower lr", "fewer updates", "llds"),
+    "kl in reward": ("kl out", "go back"),
+    "held-out": ("keep best", "lower lr"),
+    "parts": ("check reward",),
+    "sampler": ("check sampler", "fewer updates"),
+}
+MOST = 5  # pieces of advice on a page
+DEFAULT = {
+    "collapsed": ("go back", "llds", "lower lr", "fewer updates"),
+    "degrading": ("llds", "lower lr", "fewer updates"),
+    "stagnating": ("find signal", "raise lr"),
+}
+
+
+def advice(judged: Judgement, found: list[Pattern]) -> list[Advice]:
+    """What to try, in order: each pattern's remedies, none twice; a healthy run needs none."""
+    wanted: dict[str, str] = {}
+    depth = max((len(FOR[p.key]) for p in found), default=0)
+    for place in range(depth):
+        for pattern in found:
+            if place < len(FOR[pattern.key]):
+                wanted.setdefault(FOR[pattern.key][place], pattern.title)
+    if not found:
+        wanted = {key: judged.verdict for key in DEFAULT.get(judged.verdict, ())}
+    table: dict[str, Any] = evidence()["remedies"]
+    return [
+        Advice(**table[key], pattern=title)
+        for key, title in list(wanted.items())[:MOST]
+        if key in table
+    ]

@@ -1,0 +1,448 @@
+"""One table: the names that frameworks give their numbers, and ours.
+
+A new framework is one line for each signal that it names otherwise, and a sample log in the tests.
+Names are compared without case, and with `/`, `.`, `-` and blanks read as `_`, because a CSV export
+often writes them so; a leading `train/` is left out. The first name of a row that a log holds wins.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+Unit = Literal["reward", "nats a token", "norm", "tokens", "share", "count", "seconds", "number"]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One thing that a training log may tell."""
+
+    title: str  # what a page and an axis say
+    unit: Unit
+    names: tuple[str, ...]  # the first that a log holds is read
+    needed_for: str  # what cannot be said without it
+
+
+SIGNALS: dict[str, Signal] = {
+    "reward": Signal(
+        "reward",
+        "reward",
+        (
+            "critic/score/mean",  # verl, Search-R1, rllm, ROLL; without the KL penalty
+            "reward/mean",  # this project, prime-rl
+            "reward",  # TRL, Unsloth, ms-swift, OpenRLHF, verifiers, NeMo-RL
+            "objective/scores",  # TRL's PPO and RLOO
+            "rollout/raw_reward",  # slime
+            "reward/avg_raw_reward",  # SkyRL
+            "grpo_actor/task_reward/avg",  # AReaL
+            "ppo_actor/task_reward/avg",
+            "env/all/reward/total",  # Tinker
+            "reward/selected_mean",
+            "mean_reward",
+            "reward_mean",
+            "avg_reward",
+            "average_reward",
+            "rewards/mean",
+            "rollout/reward/mean",
+            "rollout/reward_mean",
+            "rollout/reward",
+            "episode/reward/mean",
+            "rollout/ep_rew_mean",
+            "episode_reward",
+            "score/mean",
+            "mean_score",
+            "score",
+            "objective/rlhf_reward",
+            "episode/success_rate",
+            "success_rate",
+            "critic/rewards/mean",  # the last choice: it may hold the KL penalty
+            "accuracy",
+        ),
+        "any verdict",
+    ),
+    "shaped_reward": Signal(
+        "reward with penalties",
+        "reward",
+        ("critic/rewards/mean", "objective/rlhf_reward"),
+        "a KL penalty that hides inside the reward",
+    ),
+    "reward_std": Signal(
+        "reward spread",
+        "reward",
+        ("reward_std", "reward/std", "group_reward_std", "critic/score/std", "reward_std_mean"),
+        "no signal: all answers of a group score alike",
+    ),
+    "reward_min": Signal(
+        "lowest reward", "reward", ("critic/score/min", "reward/min"), "the floor"
+    ),
+    "reward_max": Signal("highest reward", "reward", ("critic/score/max", "reward/max"), "the top"),
+    "no_contrast": Signal(
+        "groups of one reward",
+        "share",
+        ("frac_reward_zero_std", "group_reward_all_zero_rate", "frac_zero_std"),
+        "no signal: all answers of a group score alike",
+    ),
+    "entropy": Signal(
+        "entropy",
+        "nats a token",
+        (
+            "actor/entropy",
+            "actor/entropy_loss",  # verl up to 0.4; its value is the entropy itself
+            "policy/entropy",
+            "entropy",
+            "policy/entropy_avg",  # TRL's PPO
+            "policy_entropy",
+            "actor/entropy/mean",
+            "actor_train/entropy",
+            "mean_token_entropy",
+            "entropy/mean",
+            "mean_entropy",
+            "rollout/entropy",
+            "policy/policy_entropy",
+            "loss/entropy",
+            "grpo_actor/entropy/avg",
+            "approx_entropy",
+            "entropy_loss",
+        ),
+        "entropy explosion, entropy death",
+    ),
+    "grad_norm": Signal(
+        "gradient norm",
+        "norm",
+        (
+            "actor/grad_norm",
+            "grad/norm",
+            "grad_norm",
+            "actor_train/grad_norm",  # ROLL
+            "policy/grad_norm",
+            "policy/raw_grad_norm",
+            "optim/grad_norm",
+            "gradient_norm",
+            "grad_norm/mean",
+            "actor/gradient_norm",
+            "update/grad_norm",
+            "actor_grad_norm",
+            "grpo_actor/update/grad_norm",
+        ),
+        "gradient spikes, numerical blow-up",
+    ),
+    "kl": Signal(
+        "KL to the reference",
+        "nats a token",
+        (
+            "actor/kl_loss",
+            "kl/reference",
+            "kl",
+            "objective/kl",
+            "kl_divergence",
+            "kl_loss",
+            "policy/kl",
+            "policy_kl",
+            "actor/kl",
+            "kl_mean",
+            "kl/mean",
+            "mean_kl",
+            "actor/reward_kl_penalty",
+            "critic/kl",
+            "loss/kl",
+            "actor/token_kl/mean",
+            "rollout/kl",
+        ),
+        "KL run-away",
+    ),
+    "kl_old": Signal(
+        "KL to the old policy",
+        "nats a token",
+        ("actor/ppo_kl", "kl/old", "approx_kl", "policy/approxkl_avg", "actor/approx_kl", "ppo_kl"),
+        "updates that are too large",
+    ),
+    "kl_penalty": Signal(
+        "KL penalty in the reward",
+        "nats a token",
+        ("actor/reward_kl_penalty", "critic/kl", "objective/kl_reward"),
+        "a KL penalty that hides inside the reward",
+    ),
+    "length": Signal(
+        "answer length",
+        "tokens",
+        (
+            "response_length/mean",
+            "length/tokens",
+            "completions/mean_length",
+            "completion_length",
+            "response_length",
+            "avg_gen_tokens",
+            "rollout/response_len/mean",
+            "rollout/response_lengths",
+            "tokens/response_length/mean",
+            "generate/avg_num_tokens",
+            "mean_gen_tokens_per_sample",
+            "seq_len/mean",
+            "completion_length/mean",
+            "mean_completion_length",
+            "avg_completion_length",
+            "avg_response_length",
+            "mean_response_length",
+            "mean_length",
+            "generation_length",
+            "gen_len",
+            "episode/response_length",
+            "env/all/ac_tokens_per_turn",
+        ),
+        "length explosion, one-token answers",
+    ),
+    "clipped": Signal(
+        "answers cut off",
+        "share",
+        (
+            "response_length/clip_ratio",
+            "completions/clipped_ratio",
+            "stop/token_budget",
+            "length/cap_hit_rate",
+            "rollout/truncated_ratio",
+            "truncated_ratio",
+            "truncation_rate",
+            "clip_ratio/length",
+        ),
+        "length explosion, a start that is broken",
+    ),
+    "loss": Signal(
+        "loss", "number", ("actor/pg_loss", "loss", "actor/loss", "policy_loss", "loss/policy"), ""
+    ),
+    "clip_share": Signal(
+        "clipped tokens",
+        "share",
+        ("actor/pg_clipfrac", "policy/clip_share", "clip_ratio/region_mean", "clip_ratio"),
+        "",
+    ),
+    "learning_rate": Signal(
+        "learning rate",
+        "number",
+        ("actor/lr", "update/lr", "learning_rate", "lr", "actor_train/lr", "optim/lr"),
+        "",
+    ),
+    "turns": Signal(
+        "turns",
+        "count",
+        (
+            "num_turns/mean",
+            "training/num_turns/mean",
+            "env/number_of_actions/mean",  # Search-R1
+            "episode/length/mean",
+            "turns/mean",
+        ),
+        "a tool that died",
+    ),
+    "searches": Signal(
+        "tool calls",
+        "count",
+        (
+            "search/valid",
+            "env/number_of_valid_search",  # Search-R1
+            "episode/tool_call_count/mean",
+            "rollout/tool_calls_avg",
+            "tools/call_frequency",
+            "tool_calls/mean",
+        ),
+        "a tool that died",
+    ),
+    "tool_success": Signal(
+        "tool calls that worked",
+        "share",
+        ("rollout/tool_success_rate", "tool_success_rate", "tools/success_rate"),
+        "a tool that died",
+    ),
+    "tool_failure": Signal(
+        "tool failures",
+        "share",
+        ("stop/tool_error", "tools/failure_frequency", "tool_error_rate", "tool_failure_rate"),
+        "a tool that died",
+    ),
+    "valid_format": Signal(
+        "answers in the right format",
+        "share",
+        (
+            "env/ratio_of_valid_action",
+            "episode/valid_action_ratio",
+            "format_rate",
+            "format_reward",
+            "reward/format",
+            "format_accuracy",
+            "valid_format_rate",
+            "rewards/format_reward/mean",
+            "rewards/format_reward",
+            "rewards/format_reward_func/mean",
+            "rewards/format_reward_func",
+            "rewards/soft_format_reward_func",
+            "rewards/soft_format_reward_func/mean",
+        ),
+        "format loss",
+    ),
+    "invalid": Signal(
+        "unreadable actions",
+        "count",
+        ("search/invalid", "invalid_action_rate", "invalid_rate"),
+        "format loss",
+    ),
+    "displacement": Signal(
+        "change of correct answers by the updates",
+        "nats a token",
+        ("displacement/correct_token",),
+        "likelihood displacement",
+    ),
+    "probe": Signal(
+        "log-probability of fixed correct answers",
+        "nats a token",
+        ("probe/content", "probe/logp"),
+        "likelihood displacement",
+    ),
+    "likelihood": Signal(
+        "log-probability of the batch's correct answers",
+        "nats a token",
+        ("likelihood/correct", "logps/chosen", "logp/correct"),
+        "likelihood displacement",
+    ),
+    "sampler_gap": Signal(
+        "sampler and trainer disagree",
+        "nats a token",
+        (
+            "rollout_corr/kl",
+            "training/rollout_probs_diff_mean",
+            "sampling/sampling_logp_difference/mean",
+            "policy/sampler_kl",
+        ),
+        "a sampler that is not the policy",
+    ),
+    "epoch": Signal("epoch", "count", ("training/epoch", "epoch", "epochs"), ""),
+    "rollout_time": Signal(
+        "time to sample",
+        "seconds",
+        ("timing_s/gen", "timing/gen", "time/rollout", "timing_s/rollout", "rollout_time"),
+        "a tool that died",
+    ),
+}
+
+STEPS = (  # the number of an update or a batch, the best first
+    "training/global_step",
+    "train/global_step",
+    "global_step",
+    "global_step/max_steps",  # ms-swift writes "2/4389"
+    "step",
+    "_step",
+    "system/step",
+    "steps",
+    "iteration",
+    "iter",
+    "batch",
+    "update",
+    "rollout/step",
+    "rollout_step",
+)
+# held-out scores, the best first; what stands in the brackets is the data set
+HELDOUT = (
+    r"eval/heldout_em",
+    r"val_core/(.+)/(?:acc|reward|score|em|f1)/mean@\d+",
+    r"val/test_score/(.+)",
+    r"val/(.+)/test_score",
+    r"val/success_rate()",
+    r"val_aux/(.+)/(?:score|reward|acc)/mean@\d+",
+    r"eval_reward()",
+    r"eval/(?:reward|score|accuracy|acc|success_rate)(?:/mean)?()",
+    r"eval_(?:reward_mean|accuracy|score|acc|em)()",
+    r"val(?:idation)?/(?:reward|score|accuracy|acc|em)(?:/mean)?()",
+    r"(?:test|heldout|held_out)/(?:reward|score|accuracy|acc|em)(?:/mean)?()",
+    r"eval/(.+)/(?:reward|score|accuracy|acc|em)(?:/mean)?",
+)
+# what a name that stands nowhere above may still be; used only where a log has nothing better
+GUESSES = {
+    "reward": r".*(?:reward|return|score|success|accuracy).*",
+    "entropy": r".*entropy.*",
+    "grad_norm": r".*grad\w*_norm.*",
+    "kl": r"(?:.*_)?kl(?:_.*)?",
+    "length": r".*(?:completion|response|generation|gen|output|answer)\w*_(?:len|length|tokens).*",
+}
+NOT_GUESSED = re.compile(
+    r".*(?:std|max|min|loss|penalty|margin|chosen|rejected|advantage|val|eval|test|critic_(?!score)|coef|"
+    r"best|worst|pass_at|time|timing|per_second|perf|mfu|threshold|target|weight|zero|clip|limit|"
+    r"total_tokens|num_|ratio|theta|delta).*"
+)
+GUESSED = 900  # rank of a guess
+PART = re.compile(r"rewards/(?!mean$|std$|max$|min$|chosen|rejected|margins)([^/]+?)(?:/mean)?")
+TOOL_TROUBLE = re.compile(r".*(?:timeout|failed|failure|tool_error|search_error)[a-z_]*(?:/.*)?")
+_UNIT = re.compile(r"(.+?)\(([-+.\deE]+)\)")
+
+
+def canonical(name: str) -> str:
+    """The name as the table compares it: `train/Reward` is `reward`, `a/b.c-d` is `a_b_c_d`."""
+    bare = name.strip().lower()
+    for lead in ("train/", "train_", "training/train/"):
+        if bare.startswith(lead) and bare not in _KEPT:
+            bare = bare[len(lead) :]
+    return re.sub(r"[/.\-\s]", "_", bare)
+
+
+_KEPT = frozenset({"train/global_step", "train_runtime"})
+_PLACE = {  # canonical name -> (signal, rank) of every signal that may read it
+    spelled: [
+        (signal, place)
+        for signal, entry in SIGNALS.items()
+        for place, name in enumerate(entry.names)
+        if canonical(name) == spelled
+    ]
+    for spelled in {canonical(n) for entry in SIGNALS.values() for n in entry.names}
+}
+_STEP = {canonical(name): place for place, name in reversed(list(enumerate(STEPS)))}
+_HELDOUT = [re.compile(re.sub(r"(?<!\?)/", "[/_]", pattern)) for pattern in HELDOUT]
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a column may be: the signals that it can be read as, and the factor of its unit."""
+
+    signals: tuple[tuple[str, int], ...] = ()  # (signal, rank of the name)
+    step: int | None = None  # rank among the names of a step
+    heldout: int | None = None  # rank among the held-out scores
+    part: str | None = None  # the part of the reward that it is
+    trouble: bool = False  # it counts a tool's failures
+    scale: float = 1.0  # `actor/lr(1e-4)` carries a unit in its name
+
+    def __bool__(self) -> bool:
+        known = self.step is not None or self.heldout is not None or self.part is not None
+        return bool(self.signals) or known or self.trouble
+
+
+@lru_cache(maxsize=20_000)
+def read_name(column: str) -> Name:
+    """What the table says of a column; a `Name` that is false says nothing."""
+    scale, unit = 1.0, _UNIT.fullmatch(column.strip())
+    if unit:
+        try:
+            column, scale = unit[1], float(unit[2])
+        except ValueError:
+            return Name()
+    bare = canonical(column)
+    spelled = column.strip().lower().replace("-", "_")
+    held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(spelled)), None)
+    part = PART.fullmatch(re.sub(r"^train/", "", column.strip()))
+    found = tuple(_PLACE.get(bare, ())) if held is None else ()
+    trouble = bool(TOOL_TROUBLE.fullmatch(spelled)) and not spelled.startswith("timing")
+    return Name(
+        found or (_guess(bare) if held is None and bare not in _STEP else ()),
+        _STEP.get(bare),
+        held,
+        part[1] if part and held is None else None,
+        trouble,
+        scale,
+    )
+
+
+def _guess(bare: str) -> tuple[tuple[str, int], ...]:
+    """What a name resembles; a mean is a better guess than one that says nothing."""
+    if NOT_GUESSED.fullmatch(bare):
+        return ()
+    mean = 0 if re.search("mean|avg|average|total", bare) else 1
+    return tuple(
+        (signal, GUESSED + mean)
+        for signal, pattern in GUESSES.items()
+        if re.fullmatch(pattern, bare)
+    )

@@ -1,0 +1,476 @@
+"""The doctor on logs made here: every format, every mending, every verdict, every pattern."""
+
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from lldlib.doctor.judge import judge
+from lldlib.doctor.live import (
+    Collapsed,
+    Watcher,
+    diagnose_command,
+    follow,
+    parse_map,
+    trl_callback,
+    watch_tracking,
+)
+from lldlib.doctor.page import as_html, as_markdown, as_object, as_text, diagnose, diagnose_rows
+from lldlib.doctor.readers import Unreadable, number, read_logs
+from lldlib.doctor.series import run_of
+from lldlib.doctor.signals import SIGNALS, read_name
+
+STEPS = 60
+
+
+def rows(reward, **others):
+    """One row a step; a number stands for a constant series, a callable for one of the step."""
+    out = []
+    for t in range(len(reward)):
+        row = {"step": t + 1, "reward": float(reward[t])}
+        row |= {k: float(v(t)) if callable(v) else float(v) for k, v in others.items()}
+        out.append(row)
+    return out
+
+
+def noisy(mean, spread=0.03, seed=0):
+    chance = np.random.default_rng(seed)
+    return np.asarray(mean, dtype=float) + spread * chance.standard_normal(len(mean))
+
+
+RISES = noisy(np.linspace(0.2, 0.8, STEPS))
+FALLS = noisy(np.where(np.arange(STEPS) < 40, np.linspace(0.2, 0.9, STEPS), 0.02))
+FLAT = noisy(np.full(STEPS, 0.4))
+SLIDES = noisy(np.concatenate([np.linspace(0.3, 0.8, 25), np.linspace(0.8, 0.45, 35)]))
+
+
+def verdict_of(reward, **others):
+    return diagnose_rows(rows(reward, **others)).judged.verdict
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+def verl_line(t, value, prefix="", wrap="{}"):
+    parts = {"critic/score/mean": wrap.format(value), "actor/entropy": "0.5", "actor/lr(1e-4)": 2}
+    return f"{prefix}step:{t} - " + " - ".join(f"{k}:{v}" for k, v in parts.items())
+
+
+RAY = "\x1b[36m(TaskRunner pid=12, ip=10.0.0.1)\x1b[0m "
+
+
+def text_of(kind, values):
+    lines = []
+    for t, value in enumerate(values, start=1):
+        trl = {"loss": 0.1, "reward": round(float(value), 6), "epoch": t / 100}
+        lines += {
+            "verl": [verl_line(t, value)],
+            "ray": ["noise", verl_line(t, value, RAY)],
+            "numpy": [verl_line(t, value, wrap="np.float64({})")],
+            "bar": [f"Training:  {t}%|#  | {t}/99\r" + verl_line(t, value)],
+            "lines": [f"step:{t} - actor/entropy:0.5", f" - critic/score/mean:{value}"],
+            "trl": [f" {t}%|## | {t}/60 [00:01<1:00]{trl}"],
+            "strings": [str({k: str(v) for k, v in trl.items()})],
+            "percent": [f"{{'reward': '{100 * value}%', 'global_step/max_steps': '{t}/60'}}"],
+            "pretty": json.dumps(trl, indent=1).split("\n"),
+            "loose": [f"step {t} | reward={value} kl: 0.01"],
+            "jsonl": [json.dumps({"step": t, "mean_reward": float(value)})],
+        }[kind]
+    return "\n".join(lines) + "\n"
+
+
+KINDS = "verl ray numpy bar lines trl strings percent pretty loose jsonl".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_log_is_read_however_it_was_written(tmp_path, kind, encoding):
+    file = tmp_path / "run.log"
+    file.write_text(text_of(kind, RISES), encoding=encoding)
+    run = run_of(read_logs(file)[0])
+    assert run.signals["reward"] == pytest.approx(RISES, abs=1e-5)
+    assert run.steps.tolist() == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("mark", [",", "\t", ";"])
+def test_a_table_is_read_and_its_cut_last_line_is_not(tmp_path, mark):
+    file = tmp_path / "run.csv"
+    lines = [mark.join(("actor_grad_norm", "critic_score_mean", "training_global_step"))]
+    lines += [mark.join(("1.0", str(v), str(t + 1))) for t, v in enumerate(RISES)]
+    file.write_text("\n".join(lines) + f"\n1.0{mark}0.0001{mark}6")
+    run = run_of(read_logs(file)[0])
+    assert run.steps[-1] == STEPS and run.signals["reward"][:60] == pytest.approx(RISES)
+
+
+def test_a_chart_export_holds_several_runs(tmp_path):
+    file = tmp_path / "chart.csv"
+    names = ("Step", "a - critic/score/mean", "a - critic/score/mean__MIN", "b - critic/score/mean")
+    body = [f'"{t}","{v}","0","{w}"' for t, (v, w) in enumerate(zip(RISES, FALLS, strict=True))]
+    file.write_text("\n".join([",".join(f'"{n}"' for n in names), *body]) + "\n")
+    found = diagnose(file)
+    assert [one.judged.verdict for one in found] == ["healthy", "collapsed"]
+
+
+def test_trainer_state_and_what_is_left_of_a_broken_one(tmp_path):
+    whole = json.dumps({"global_step": STEPS, "log_history": rows(RISES)}, indent=2)
+    file = tmp_path / "trainer_state.json"
+    file.write_text(whole)
+    assert diagnose(tmp_path)[0].run.signals["reward"] == pytest.approx(RISES)
+    file.write_text(whole[: len(whole) // 2])
+    half = diagnose(file)[0]
+    assert 20 < len(half.run.steps) < 35 and half.run.notes
+
+
+def test_wandb_cut_lines_lose_what_was_cut_and_nothing_else(tmp_path):
+    long = verl_line(2, 0.5) + " - " + " - ".join(f"val/x{i}:0.123456789" for i in range(400))
+    file = tmp_path / "output.log"
+    file.write_text(
+        "\n".join([verl_line(1, 0.4), long[:4095], verl_line(3, 0.6), "step:4 - critic"])
+    )
+    log = read_logs(file)[0]
+    assert list(log.columns["critic/score/mean"])[:3] == [0.4, 0.5, 0.6]
+
+
+def test_run_folders_and_folders_of_logs(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        lines = [json.dumps({"step": t, "reward/mean": v}) for t, v in enumerate(RISES)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = diagnose(tmp_path)
+    assert [(one.run.name, one.run.format) for one in found] == [
+        ("a", "lldlib run folder"),
+        ("b", "lldlib run folder"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("np.float64(0.5)", 0.5), ("12.5%", 0.125), ("2/4389", 2), ("1e-3", 0.001), ("'0.5'", 0.5)],
+)
+def test_numbers(text, value):
+    assert number(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["np.float64(0.", "0.5\0", "", "abc", "1.2.3", None, True])
+def test_what_is_no_number(text):
+    assert number(text) is None
+
+
+def test_a_file_without_a_log_is_refused_in_one_line(tmp_path):
+    file = tmp_path / "x.csv"
+    file.write_text("apples,pears\n1,2\n3,4\n")
+    with pytest.raises(Unreadable, match=r"looked for a reward.*apples, pears.*--map reward="):
+        read_logs(file)
+    with pytest.raises(Unreadable, match="no such file"):
+        read_logs(tmp_path / "nothing")
+    (tmp_path / "empty.log").write_text("")
+    with pytest.raises(Unreadable, match="no rows"):
+        read_logs(tmp_path / "empty.log")
+
+
+def test_columns_can_be_named(tmp_path):
+    file = tmp_path / "x.csv"
+    file.write_text("at,apples\n" + "\n".join(f"{t},{v}" for t, v in enumerate(RISES)) + "\n")
+    found = diagnose(file, parse_map(["reward=apples,step=at"]))[0]
+    assert found.judged.verdict == "healthy" and found.run.steps[-1] == STEPS - 1
+    with pytest.raises(ValueError, match="no such signal"):
+        diagnose(file, {"apples": "fruit"})
+    with pytest.raises(ValueError, match="SIGNAL=COLUMN"):
+        parse_map(["apples"])
+
+
+# -- the table of signals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "signal"),
+    [
+        ("critic/score/mean", "reward"),
+        ("critic_score_mean", "reward"),
+        ("train/reward", "reward"),
+        ("actor_train/grad_norm", "grad_norm"),
+        ("completions/mean_length", "length"),
+        ("actor/entropy_loss", "entropy"),
+        ("length/cap_hit_rate", "clipped"),
+        ("kl_divergence", "kl"),
+    ],
+)
+def test_names(column, signal):
+    assert signal in [found for found, _ in read_name(column).signals]
+
+
+def test_the_critic_is_not_the_policy_and_a_unit_in_a_name_counts():
+    assert read_name("critic/grad_norm").signals == ()
+    assert read_name("actor/lr(1e-4)").scale == 1e-4
+    assert read_name("val-core/nq/reward/mean@1").heldout is not None
+    assert read_name("rewards/format_reward/mean").part == "format_reward"
+
+
+def test_every_signal_is_named_once_in_its_row():
+    for entry in SIGNALS.values():
+        assert len(set(entry.names)) == len(entry.names)
+
+
+def test_score_is_read_and_not_the_reward_with_its_penalty():
+    table = [
+        {"step": t, "critic/score/mean": v, "critic/rewards/mean": 5 - v}
+        for t, v in enumerate(RISES)
+    ]
+    assert diagnose_rows(table).run.columns["reward"] == "critic/score/mean"
+
+
+# -- mending ---------------------------------------------------------------------------------------
+
+
+def test_a_resume_keeps_the_later_values():
+    first = rows(np.full(30, 0.1))
+    again = [{"step": t, "reward": 0.2} for t in range(21, 51)]
+    run = diagnose_rows(first + again).run
+    assert run.steps.tolist() == list(range(1, 51))
+    assert run.signals["reward"].tolist() == [0.1] * 20 + [0.2] * 30
+    assert run.resumed == (21.0,) and "resumed at step 21" in run.notes[0]
+
+
+def test_of_two_runs_in_one_file_the_last_long_one_is_judged():
+    both = diagnose_rows(rows(FALLS) + rows(RISES))
+    assert both.judged.verdict == "healthy" and "2 runs" in both.run.notes[0]
+    stub = diagnose_rows(rows(FALLS) + rows(RISES)[:5])
+    assert stub.judged.verdict == "collapsed"
+
+
+def test_steps_that_start_anew_in_each_epoch_are_one_run():
+    table = [{"step": t % 20, "epoch": t // 20, "reward": float(v)} for t, v in enumerate(RISES)]
+    assert len(diagnose_rows(table).run.steps) == STEPS
+
+
+def test_values_that_stand_ten_times_are_taken_once():
+    run = diagnose_rows(rows(np.repeat(RISES, 10))).run
+    assert len(run.steps) == STEPS and "10 times" in run.notes[0]
+
+
+def test_zero_in_every_row_is_not_measured_and_shares_may_be_percent():
+    run = diagnose_rows(rows(RISES, entropy=0, **{"completions/clipped_ratio": 40})).run
+    assert "entropy" not in run.signals and "not measured" in run.notes[0]
+    assert run.signals["clipped"].max() == pytest.approx(0.4)
+
+
+# -- verdicts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reward", "verdict"),
+    [
+        (RISES, "healthy"),
+        (FALLS, "collapsed"),
+        (FLAT, "stagnating"),
+        (SLIDES, "degrading"),
+        (np.zeros(STEPS), "stagnating"),
+        (np.ones(STEPS), "healthy"),
+        (RISES[:19], "unknown"),
+        (RISES - 1, "healthy"),
+        (RISES - 0.5, "healthy"),
+        (10 * FALLS, "collapsed"),
+        (np.concatenate([noisy(np.full(11, -0.8), 0.05), np.full(50, -1.0)]), "collapsed"),
+    ],
+)
+def test_verdicts(reward, verdict):
+    assert verdict_of(reward) == verdict
+
+
+@pytest.mark.parametrize(
+    "entropy", [lambda t: 1 - t / 61, lambda t: 0.5 + t / 20, lambda t: 0.001], ids=str
+)
+def test_a_run_that_learns_is_healthy_whatever_its_entropy(entropy):
+    found = diagnose_rows(rows(RISES, entropy=entropy))
+    assert found.judged.verdict == "healthy" and not found.patterns and not found.warnings
+
+
+def test_where_it_collapsed():
+    assert judge(diagnose_rows(rows(FALLS)).run).collapsed_at == 41
+
+
+def test_without_a_reward_nothing_is_said():
+    found = diagnose_rows([{"step": t, "loss": 1.0, "grad_norm": 1.0} for t in range(50)])
+    assert found.judged.verdict == "unknown" and "no reward" in found.judged.sentence
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_shuffled_scores_never_collapse(seed):
+    scores = np.array([RISES, FALLS, SLIDES, FLAT])[seed % 4].copy()
+    np.random.default_rng(seed).shuffle(scores)
+    assert verdict_of(scores) != "collapsed"
+
+
+@pytest.mark.parametrize("size", range(10, STEPS, 7))
+def test_a_cut_log_gets_the_verdict_of_its_prefix(tmp_path, size):
+    file = tmp_path / "run.log"
+    file.write_text("\n".join(text_of("verl", FALLS).split("\n")[:size]) + "\n")
+    whole = diagnose_rows([{"step": t + 1, "critic/score/mean": v} for t, v in enumerate(FALLS)])
+    assert judge(run_of(read_logs(file)[0])) == judge(whole.run.cut(size))
+
+
+def test_a_held_out_score_outweighs_the_training_reward():
+    table = rows(RISES)
+    for t in range(0, STEPS, 5):
+        table[t]["eval_reward"] = 0.6 if t < 30 else 0.1
+    found = diagnose_rows(table)
+    assert found.judged.rule == "held-out fall" and found.judged.verdict == "degrading"
+    assert "held-out" in [p.key for p in found.patterns]
+
+
+# -- patterns --------------------------------------------------------------------------------------
+
+
+def dead(before, after, at=40):
+    return lambda t: before if t < at else after
+
+
+@pytest.mark.parametrize(
+    ("key", "signals"),
+    [
+        ("entropy up", {"entropy": dead(0.5, 3.0)}),
+        ("entropy down", {"entropy": lambda t: max(0.9 - t / 40, 0.001)}),
+        ("length", {"completion_length": dead(100, 900, 38)}),
+        ("short", {"completion_length": dead(300, 1)}),
+        ("format", {"format_rate": dead(0.95, 0.1)}),
+        ("spikes", {"grad_norm": lambda t: 50.0 if t in (33, 36) else 1.0}),
+        ("numbers", {"grad_norm": lambda t: math.inf if t == 38 else 1.0}),
+        ("kl", {"kl": dead(0.05, 4.0)}),
+        ("displacement", {"displacement/correct_token": lambda t: -0.05}),
+        ("kl in reward", {"critic/rewards/mean": dead(-13.0, -1.3)}),
+        ("tool", {"actor/entropy": 0.4, "timing_s/gen": dead(4.0, 15.0)}),
+    ],
+)
+def test_patterns_of_a_fall(key, signals):
+    found = diagnose_rows(rows(FALLS, **signals))
+    assert key in [p.key for p in found.patterns]
+    assert found.advice and all(a.source and a.evidence and a.price for a in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("key", "reward", "signals"),
+    [
+        ("no signal", np.zeros(STEPS), {"reward_std": 0, "grad_norm": 0}),
+        ("broken start", FLAT, {"completions/clipped_ratio": 1.0, "entropy": 3.4}),
+        ("hardly moves", FLAT, {"kl": 0.0005}),
+        ("reference", FLAT, {"kl": 1.1}),
+    ],
+)
+def test_patterns_of_a_run_that_stagnates(key, reward, signals):
+    assert key in [p.key for p in diagnose_rows(rows(reward, **signals)).patterns]
+
+
+def test_a_tool_that_died_hides_what_it_caused():
+    found = diagnose_rows(
+        rows(
+            FALLS,
+            **{
+                "actor/entropy": 0.4,
+                "timing_s/gen": dead(4, 15),
+                "completion_length": dead(300, 20),
+            },
+        )
+    )
+    assert [p.key for p in found.patterns] == ["tool"] and not found.warnings
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reward", [RISES, FALLS, FLAT, RISES[:5]], ids=["up", "down", "flat", "few"]
+)
+def test_pages_hold_the_verdict(reward):
+    found = diagnose_rows(rows(reward, entropy=lambda t: 1.0 + t), name="<run> *one*")
+    for page in (as_text(found), as_markdown(found), as_html(found)):
+        assert found.judged.sentence.split(":")[0] in page
+    assert "<run>" not in as_html(found)
+    told = json.loads(json.dumps(as_object(found), allow_nan=False))
+    wanted = "format steps verdict collapsed_at warned_at signals missing patterns advice".split()
+    assert set(wanted) <= told.keys() and told["steps"] == len(reward)
+
+
+def run_command(paths, **options):
+    said, errors = [], []
+    status = diagnose_command(paths, said.append, errors.append, **options)
+    return status, said, errors
+
+
+def test_the_command(tmp_path):
+    good, bad, no = tmp_path / "good.log", tmp_path / "bad.log", tmp_path / "no.log"
+    good.write_text(text_of("verl", RISES))
+    bad.write_text(text_of("trl", FALLS))
+    no.write_text("nothing here\n")
+    assert run_command([good])[0] == 0
+    assert run_command([bad])[0] == 0
+    assert run_command([good], fail_on="degrading")[0] == 0
+    assert run_command([good, bad], fail_on="degrading")[0] == 3
+    status, said, errors = run_command([no])
+    assert status == 2 and not said and len(errors) == 1 and "\n" not in errors[0]
+    status, said, errors = run_command([good, bad, no], as_json=True, out=tmp_path / "pages")
+    assert [json.loads(line)["verdict"] for line in said] == ["healthy", "collapsed"]
+    assert {f.suffix for f in (tmp_path / "pages").iterdir()} == {".html", ".png", ".json"}
+    assert run_command([good], markdown=True)[1][0].startswith("### good.log: healthy")
+    assert "2 runs: 1 healthy, 1 collapsed" in run_command([good, bad])[1][0]
+
+
+# -- live ------------------------------------------------------------------------------------------
+
+
+def test_a_growing_file_is_followed(tmp_path):
+    file, grown = tmp_path / "run.log", [text_of("verl", FALLS[:n]) for n in (10, 30, 60)]
+
+    def grow(_):
+        if grown:
+            file.write_text(grown.pop(0))
+
+    found = follow(file, sleep=grow)
+    assert [next(found).judged.verdict for _ in range(3)] == ["unknown", "healthy", "collapsed"]
+
+
+def test_a_watcher_says_it_once_with_its_page(tmp_path, caplog):
+    watcher = Watcher(tmp_path / "page")
+    with caplog.at_level(logging.WARNING):
+        said = [watcher.row(r["step"], r) for r in rows(FALLS)]
+    verdicts = [one.judged.verdict for one in said if one is not None]
+    assert verdicts[-1] == "collapsed" and len(set(verdicts)) == len(verdicts) <= 3
+    assert str(tmp_path / "page" / "index.html") in caplog.text
+
+
+class FakeTracking:
+    """As verl's: log(data, step, backend)."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, data, step, backend=None):
+        self.logged.append(step)
+
+
+@pytest.mark.parametrize("whole_class", [False, True])
+def test_verl_tracking_is_watched_and_can_stop(whole_class):
+    kind = type("Tracking", (FakeTracking,), {})
+    tracking = kind()
+    watch_tracking(kind if whole_class else tracking, stop=True)
+    with pytest.raises(Collapsed, match="Collapsed at step 41"):
+        for t, value in enumerate(FALLS):
+            tracking.log(data={"critic/score/mean": value}, step=t + 1)
+    assert 41 < len(tracking.logged) < STEPS
+
+
+def test_trl_callback_stops_a_collapsed_run():
+    from transformers import TrainerControl, TrainerState
+
+    callback, control = trl_callback(stop=True), TrainerControl()
+    for row in rows(RISES):
+        state = TrainerState(global_step=row["step"], is_world_process_zero=True)
+        callback.on_log(None, state, control, logs=row)
+    assert not control.should_training_stop
+    callback = trl_callback(stop=True)
+    for row in rows(FALLS):
+        state = TrainerState(global_step=row["step"], is_world_process_zero=True)
+        callback.on_log(None, state, control, logs=row)
+    assert control.should_training_stop
