@@ -1,4 +1,4 @@
-"""The command line: `python -m lldlib demo | train | evaluate | serve | report | ...`.
+"""The command line: `python -m lldlib demo | train | evaluate | diagnose | ...`.
 
 A command is a function: its docstring is the help text, its parameters are the flags. The commands
 import what takes seconds when they run.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -77,6 +77,7 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "warmstart": partial(warmstart, out=data_dir() / "tiny"),
         "sft": sft,
         "fit": partial(fit, load=QLORA),
+        "diagnose": diagnose,
     }
 
 
@@ -399,6 +400,42 @@ def serve(
     app = make_app(open_bm25(corpus, index), topk)
     serve(app, host, port, lambda url: print(f"serving {url}", flush=True))
     return 0
+
+
+# -- anyone's log ----------------------------------------------------------------------------------
+
+
+def diagnose(
+    logs: tyro.conf.Positional[tuple[Path, ...]],
+    out: Path | None = None,
+    json: bool = False,
+    markdown: bool = False,
+    map: tuple[str, ...] = (),
+    fail_on: Literal["stagnating", "degrading", "collapsed"] | None = None,
+    follow: bool = False,
+    seconds: float = 30.0,
+) -> int:
+    """Say what is wrong with a training run, from its log alone: no model, no GPU.
+
+    Reads logs of verl, Search-R1, TRL, W&B exports, TensorBoard, CSV, JSONL, and run folders.
+
+    Args:
+        logs: files or folders
+        out: folder for the page as HTML and the figure
+        json: one JSON object a log
+        markdown: a page to paste into a bug report
+        map: columns of a home-made log, as reward=COLUMN step=COLUMN
+        fail_on: exit with 3 where this verdict or a worse one is found
+        follow: read one growing log again and again
+        seconds: between two readings with --follow
+    """
+    from lldlib.doctor.live import diagnose_command
+
+    def complain(line: str) -> None:
+        print(f"error: {line}", file=sys.stderr)
+
+    shown = {"as_json": json, "markdown": markdown, "map_columns": map, "fail_on": fail_on}
+    return diagnose_command(logs, print, complain, out=out, follow=follow, seconds=seconds, **shown)
 
 
 # -- what they share -------------------------------------------------------------------------------

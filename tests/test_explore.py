@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from lldlib.config import LossConfig
-from lldlib.show.explorers import GateCase, gate_values, proxy_values
 from lldlib.show.tokens import record_tokens
+from lldlib.show.widgets import GateCase, gate_values, proxy_values
 from lldlib.train.studies import batch_tokens
 from lldlib.types import Batch
 

@@ -11,9 +11,9 @@ from test_figures import assert_readable, make_run, texts
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.compare import no_return_figure
-from lldlib.show.explorers import gate_figure, gate_values, proxy_figure, proxy_values
 from lldlib.show.lab import knob_changes, lab_figure
 from lldlib.show.style import COLOURS, label_ends
+from lldlib.show.widgets import gate_figure, gate_values, proxy_figure, proxy_values
 from lldlib.train.run import describe
 
 

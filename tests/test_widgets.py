@@ -9,8 +9,8 @@ from test_figures import make_run
 
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.explorers import GateExplorer, PhaseDiagram, PostMortemView, ProxyExplorer
 from lldlib.show.tokens import TokenView
+from lldlib.show.widgets import GateExplorer, PhaseDiagram, PostMortemView, ProxyExplorer
 from lldlib.train.run import describe
 from lldlib.types import TokenInfo
 

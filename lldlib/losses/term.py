@@ -1,5 +1,7 @@
 """What a term of the objective is and reads, and how its tokens become one number.
 
+A new term is declared in a file of its own beside this one, and listed in `objective.TERMS`.
+
 A per-token term is (B, T) float32, zero off its mask; `aggregate` makes the scalar.
 """
 

@@ -8,6 +8,8 @@ room at once.
 
 Chance: row i's k-th own token is drawn with the k-th number of row i, so an episode depends neither
 on how the others go nor on how tokens are fed.
+
+Why a row ends is a `types.StopReason`; it is set here, where the row ends.
 """
 
 import logging

@@ -9,7 +9,7 @@ import torch
 from lldlib.config import data_dir
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show import explorers
+from lldlib.show import widgets
 from lldlib.train.run import describe
 
 words = (
@@ -17,7 +17,7 @@ words = (
 )
 policy = torch.tensor([[True] * 7 + [False] * 2 + [True] * 3])
 change = torch.tensor([[0.1, -0.3, 0.05, -0.1, -0.4, 0.2, 0.0, 0.0, 0.0, 0.1, -0.05, 0.1]])
-case = explorers.GateCase(
+case = widgets.GateCase(
     words=(tuple(words.split()),),
     old_logp=torch.full((1, 12), -1.0),
     new_logp=change - 1.0,
@@ -37,12 +37,12 @@ for place, (method, lr, updates, seed) in enumerate(grid):
     sweep.append(Run(writer.path))
 runs = {path.name: Run(path) for path in sorted((data_dir() / "runs" / "main").glob("*seed=2"))}
 # %%
-explorers.GateExplorer(case)
+widgets.GateExplorer(case)
 # %%
 draw = torch.Generator().manual_seed(0)
 cases = {f"made up, scale {s}": s * torch.randn(600, generator=draw) for s in (1.0, 2.0, 4.0)}
-explorers.ProxyExplorer([f"word{i}" for i in range(600)], cases)
+widgets.ProxyExplorer([f"word{i}" for i in range(600)], cases)
 # %%
-explorers.PhaseDiagram(sweep)
+widgets.PhaseDiagram(sweep)
 # %%
-explorers.PostMortemView(runs)
+widgets.PostMortemView(runs)

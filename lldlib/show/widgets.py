@@ -1,7 +1,7 @@
-"""Explorers: LLDS's gates, Lp-Reg's proxy, the map of a sweep, the post-mortem of a run.
+"""Widgets: LLDS's gates, Lp-Reg's proxy, the map of a sweep, the post-mortem of a run.
 
-Of each first the numbers, then the figure, then the widget: a widget does no maths, it shows what
-these functions return.
+A new widget goes here. Of each first the numbers, then the figure, then the widget: a widget does
+no maths, it shows what these functions return. (The live lab, which steers a run, is in `lab`.)
 """
 
 import html
