@@ -9,6 +9,8 @@ AnswerSchedule = Literal["none", "paper", "code"]
 Preserve = Literal["nonnegative", "positive"]
 Precision = Literal["float32", "bfloat16"]
 Kind = Literal["qa", "maths"]
+Rewards = Literal["true", "coin", "shuffled"]
+ExamHalf = Literal["validation", "test"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set, at most
@@ -102,6 +104,9 @@ class DataConfig:
     corpus: str | None = None  # passages for bm25, as JSONL
     index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
     world: str = "atlas"  # without `train`: a name of world.environment.ENVIRONMENTS
+    misses: float = 0.0  # of "shuffled": probability that a search finds a random passage
+    hop_weights: tuple[float, ...] = (0.34, 0.33, 0.33)  # of "shuffled": 1 hop, 2, ... (at most 3)
+    exam_half: ExamHalf = "validation"  # of "shuffled": settings are chosen on validation alone
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class TrainConfig:
     fresh_every: int = 0  # batches between rollouts that are measured, not trained on (0 = never)
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
+    rewards: Rewards = "true"  # trained on; "coin", "shuffled" in their groups: causal controls
     micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)
     policy: str = "tiny"  # "tiny", "smollm2", or a Hugging Face model name or path
     method: str = "grpo"  # the preset that `loss` came from
@@ -187,8 +193,9 @@ class DemonstrationConfig:
 
 @dataclass(frozen=True)
 class WarmstartConfig:
-    """Supervised training of the tiny searcher from nothing."""
+    """Supervised training of the tiny searcher, from nothing or from another searcher."""
 
+    start: str | None = None  # the policy to go on from (None: from nothing)
     seed: int = 0  # of initial weights, questions and demonstrations
     plain_steps: int = (
         500  # optimiser updates on demonstrations without noise or filler: learn to copy
@@ -196,7 +203,9 @@ class WarmstartConfig:
     steps: int = 2000  # optimiser updates in all
     batch: int = 64  # demonstrations an update
     steps_per_world: int = 2  # updates before the facts are permuted afresh
-    lr: float = 2e-3  # AdamW, linear warm-up over 100 updates, then linear decay
+    lr: float = 2e-3  # AdamW, linear warm-up, then linear decay
+    warmup: int = 100  # updates of the warm-up
+    hop_weights: tuple[float, ...] = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions
     width: int = 96  # hidden size
     layers: int = 3  # transformer layers
     heads: int = 4  # attention heads

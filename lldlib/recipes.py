@@ -1,10 +1,10 @@
-"""The methods, one LossConfig each, and the two recipes that runs start from: WORLD and PAPER."""
+"""The methods, one LossConfig each, and the recipes that runs start from."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lldlib.config import LossConfig, RolloutConfig, TrainConfig
+from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
 
 _GRPO = LossConfig()
 _LLDS = {"llds_coef": 0.2}  # lambda of 2512.04220 (0.3 for Qwen2.5-7B-Instruct)
@@ -92,9 +92,9 @@ def method(name: str, **overrides: object) -> LossConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A setting to start from: by bare names, fields of TrainConfig, RolloutConfig, LossConfig."""
+    """A setting to start from, by the bare names of the configs' fields."""
 
-    settings: Mapping[str, object]  # of TrainConfig and RolloutConfig
+    settings: Mapping[str, object]  # of TrainConfig, RolloutConfig and DataConfig
     loss: Mapping[str, object] = field(default_factory=dict)  # what changes in every method
     weights: Mapping[str, float] = field(default_factory=dict)  # in methods that have the term
 
@@ -122,6 +122,24 @@ WORLD = Recipe(
     # the paper keeps rows with advantage 0 too, which here are mostly groups that are all wrong
     loss={"llds_preserve": "positive"},
     weights={"llds_coef": 1.0},
+)
+
+# the shuffled atlas, where a half-taught searcher learns: minibatches of 20 rows
+SHUFFLED = Recipe(
+    settings={
+        "world": "shuffled",
+        "steps": 80,
+        "updates_per_batch": 16,
+        "lr": 1.2e-3,
+        "warmup_batches": 5,
+        "grad_clip": 1.0,
+        "eval_every": 10,
+        "problems": 64,
+        "group_size": 5,
+        "max_tokens": 160,
+    },
+    loss={"llds_preserve": "positive"},
+    weights={"llds_coef": 1.0},  # the paper's 0.2 does not hold at this learning rate
 )
 
 # What the papers print for a search agent: [S] Search-R1, 2503.09516v5; [L] LLDS, 2512.04220v2
@@ -152,6 +170,15 @@ PAPER = Recipe(
 )
 
 
+NESTED = ("rollout", "loss", "data")  # fields of TrainConfig that are configs of their own
+_OF_POLICY = {"tiny": WORLD, "half_taught": SHUFFLED}
+
+
+def built_in(policy: str) -> Recipe:
+    """The recipe of a policy in a built-in world."""
+    return _OF_POLICY.get(policy, WORLD)
+
+
 def train_config(
     method: str,
     seed: int,
@@ -162,22 +189,26 @@ def train_config(
 ) -> TrainConfig:
     """The run of one method (see `METHODS`) by a recipe.
 
-    Without `recipe`: WORLD for "tiny", the searcher of the built-in world, PAPER for every other
-    policy. `overrides` are fields of TrainConfig, RolloutConfig or LossConfig, by their bare
-    names. Raises ValueError for an unknown method or field.
+    Without `recipe`: WORLD for "tiny", the searcher of the built-in world, SHUFFLED for
+    "half_taught", PAPER for every other policy. `overrides` are fields of the configs, by their
+    bare names. Raises ValueError for an unknown method or field.
     """
     if recipe is None:
-        recipe = WORLD if policy == "tiny" else PAPER
+        recipe = _OF_POLICY.get(policy, PAPER)
     given = {**recipe.settings, "policy": policy, **overrides}
-    known = {kind: field_names(kind) & given.keys() for kind in (RolloutConfig, LossConfig)}
-    train = (field_names(TrainConfig) - {"method", "seed", "rollout", "loss"}) & given.keys()
-    if unknown := given.keys() - train.union(*known.values()):
+    kinds = (RolloutConfig, LossConfig, DataConfig)
+    known = {kind: field_names(kind) & given.keys() for kind in kinds}
+    train = (field_names(TrainConfig) - {"method", "seed", *NESTED}) & given.keys()
+    if unknown := given.keys() - train.union({"data"}, *known.values()):
         raise ValueError(f"unknown setting {', '.join(sorted(unknown))}: use a field of config.py")
     return TrainConfig(
         method=method,
         seed=seed,
         rollout=RolloutConfig(**{name: given[name] for name in known[RolloutConfig]}),
         loss=replace(recipe.loss_of(method), **{name: given[name] for name in known[LossConfig]}),
+        data=replace(
+            given.get("data", DataConfig()), **{name: given[name] for name in known[DataConfig]}
+        ),
         **{name: given[name] for name in train},
     )
 

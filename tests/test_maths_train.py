@@ -155,7 +155,7 @@ def config(tmp_path_factory) -> TrainConfig:
 def test_maths_is_asked_without_search(config, monkeypatch):
     made = setting.make_setting(config)
     assert isinstance(made.environment.training(0).tool, NoRetriever)
-    assert isinstance(made.heldout.protocol, MathsProtocol)
+    assert isinstance(made.environment.rules.protocol(made.policy.tokenizer), MathsProtocol)
     searching = replace(config, rollout=replace(config.rollout, max_searches=1))
     with pytest.raises(ValueError, match=r"set rollout\.max_searches to 0"):
         setting.make_setting(searching)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lldlib.recipes import METHODS, WORLD, train_config
+from lldlib.recipes import METHODS, SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run
 from lldlib.train.sweep import (
     Cell,
@@ -213,3 +213,16 @@ def test_a_sweep_survives_a_failed_cell_and_skips_what_is_done(micro, tmp_path):
     before = metrics.stat().st_mtime_ns
     assert sweep(grid | {"group_size": [2]}, tmp_path, 1) == {}
     assert metrics.stat().st_mtime_ns == before
+
+
+def test_a_grid_may_vary_the_world_and_a_policy_brings_its_recipe(tmp_path):
+    grid = parse_grid(
+        ["method=grpo,llds", "seed=0", "policy=half_taught", "misses=0,0.35", "world=shuffled"]
+    )
+    cells = grid_cells(grid, tmp_path)
+    assert len(cells) == 4
+    assert {cell.config.data.misses for cell in cells} == {0.0, 0.35}
+    assert {cell.config.data.world for cell in cells} == {"shuffled"}
+    assert {cell.config.updates_per_batch for cell in cells} == {
+        SHUFFLED.settings["updates_per_batch"]
+    }

@@ -30,19 +30,26 @@ def ask(
     questions: Sequence[Question],
     *,
     temperature: float,
+    samples: int = 1,
     rows: int = 128,
 ) -> Evaluation:
-    """Answer every question once, `rows` at a time; `temperature` 0 is greedy.
+    """Answer every question, `rows` questions at a time; `temperature` 0 is greedy.
 
-    Sampling draws from a fixed seed, so that two policies meet the same luck. ValueError for no
-    questions.
+    Where it samples there are `samples` answers to each. It draws from a fixed seed, so that two
+    policies meet the same luck. ValueError for no questions.
     """
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
     episodes, generator = [], torch.Generator().manual_seed(0)
     for start in range(0, len(questions), rows):
         part = questions[start : start + rows]
-        found = rollout.run(policy.model, part, temperature=temperature, generator=generator)
+        found = rollout.run(
+            policy.model,
+            part,
+            temperature=temperature,
+            samples=samples if temperature else 1,
+            generator=generator,
+        )
         episodes += [replace(episode, group=start + episode.group) for episode in found]
     scores = {
         name: sum(score(e.answer, e.question.answers) for e in episodes) / len(episodes)

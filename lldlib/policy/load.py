@@ -29,6 +29,7 @@ from transformers import (
 
 from lldlib.config import LoadConfig, Precision, data_dir
 
+BUILT_IN = {"tiny": "tiny", "half_taught": "starts/half_taught"}  # folders of data/
 NAMES = ("think", "search", "information", "answer")
 TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -126,11 +127,11 @@ def save_policy(policy: Policy, path: Path) -> None:
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Where transformers finds the policy, and what it has to be told about the file."""
     path = name
-    if name == "tiny":
-        path = str(data_dir() / "tiny")
+    if name in BUILT_IN:
+        path = str(data_dir() / BUILT_IN[name])
         if not Path(path, "model.safetensors").exists():
             raise FileNotFoundError(
-                f"no tiny searcher in {path}: make it with 'python -m lldlib warmstart'"
+                f"no searcher in {path}: make it with 'python -m lldlib warmstart'"
             )
     elif name == "smollm2":
         path = _smollm2()

@@ -240,6 +240,20 @@ GLOSSARY: dict[str, Metric] = {
         SHARE,
         "at least the held-out EM",
     ),
+    **{
+        f"eval/{exam}_{key}": Metric(
+            f"{title} {name}", f"{what}, {how}", SHARE, "follows held-out EM"
+        )
+        for exam, title, what in (
+            ("missing", "missing", "the held-out questions, asked of a library that misses"),
+            ("further", "one hop more", "questions of one hop more than training asks"),
+        )
+        for key, name, how in (
+            ("em", "EM", "share of sampled answers that match exactly"),
+            ("f1", "F1", "mean word F1 of sampled answers"),
+            ("em_greedy", "greedy EM", "share of greedy answers that match exactly"),
+        )
+    },
     # -- what the policy did -------------------------------------------------------------------
     "length/tokens": Metric(
         "length",

@@ -14,11 +14,13 @@ import transformers
 
 from lldlib.config import TrainConfig, train_config_from
 from lldlib.evaluate.heldout import ask
+from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import Monitor, Phase
 from lldlib.train.setup import make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
+from lldlib.world.environment import Split
 
 STATUS = {  # metrics in a progress line
     "reward/mean": "reward",
@@ -153,16 +155,22 @@ class TrainingRun:
         return metrics
 
     def heldout_metrics(self) -> dict[str, float]:
-        """Scores on the held-out questions: sampled as in training, and greedy."""
-        s, questions = self.setting, self.setting.environment.heldout.questions
+        """Scores on the held-out questions, and the exams: sampled as in training, and greedy."""
+        environment = self.setting.environment
+        splits = {"heldout": environment.heldout, **environment.exams()}
+        return {key: value for pair in splits.items() for key, value in self._exam(*pair).items()}
+
+    def _exam(self, name: str, split: Split) -> dict[str, float]:
+        policy, config = self.setting.policy, self.config.rollout
+        rollout = Rollout(policy.tokenizer, self.setting.environment.rules, split.tool, config)
         sampled, greedy = (
-            ask(s.policy, s.heldout, questions, temperature=temperature)
-            for temperature in (self.config.rollout.temperature, 0.0)
+            ask(policy, rollout, split.questions, temperature=temperature, samples=split.samples)
+            for temperature in (config.temperature, 0.0)
         )
         return {
-            "eval/heldout_em": sampled.reward,
-            **{f"eval/heldout_{name}": value for name, value in sampled.scores.items()},
-            "eval/heldout_em_greedy": greedy.reward,
+            f"eval/{name}_em": sampled.reward,
+            **{f"eval/{name}_{score}": value for score, value in sampled.scores.items()},
+            f"eval/{name}_em_greedy": greedy.reward,
         }
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:

@@ -22,7 +22,6 @@ class Setting:
     policy: Policy
     environment: Environment
     probe: Batch | None
-    heldout: Rollout | None  # None: nothing is held out
 
 
 def make_setting(config: TrainConfig) -> Setting:
@@ -32,15 +31,11 @@ def make_setting(config: TrainConfig) -> Setting:
     the probe set raise.
     """
     environment = open_environment(config)
-    heldout = environment.heldout
-    if config.eval_every and heldout is None:
+    if config.eval_every and environment.heldout is None:
         raise ValueError("no held-out questions: name files in data.heldout, or eval_every 0")
     policy = load_as(config.policy, config.load)
     probe = probe_set(policy, environment, config.rollout) if config.probe_every else None
-    rollout = None
-    if heldout is not None:
-        rollout = Rollout(policy.tokenizer, environment.rules, heldout.tool, config.rollout)
-    return Setting(policy, environment, probe, rollout)
+    return Setting(policy, environment, probe)
 
 
 def probe_set(policy: Policy, environment: Environment, rollout: RolloutConfig) -> Batch:

@@ -16,7 +16,7 @@ from lldlib.config import LossConfig
 from lldlib.files import write_json
 from lldlib.losses import group_advantages, llds_gate, lp_reg_mask
 from lldlib.policy.score import score_sorted
-from lldlib.recipes import WORLD, train_config
+from lldlib.recipes import built_in, train_config
 from lldlib.rollout.batch import collate
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.phases import collapse_batch, phases_of
@@ -48,8 +48,9 @@ def demo(
     Writes summary.json (the rows) there; returns the rows, the runs by arm and what went wrong, by
     folder. `overrides` are those of `recipes.train_config`.
     """
+    recipe = built_in(overrides.get("policy", "tiny"))
     cells = [
-        Cell(out / f"{arm}-seed{seed}", train_config(arm, seed, recipe=WORLD, **overrides))
+        Cell(out / f"{arm}-seed{seed}", train_config(arm, seed, recipe=recipe, **overrides))
         for seed in dict.fromkeys(seeds)
         for arm in ARMS
     ]
@@ -110,10 +111,11 @@ def no_return(
     and `alarm_at` also of the run left alone, as `..._alone`. A seed that did not collapse, or has
     no such checkpoint, has no row. `overrides` are those of `recipes.train_config`.
     """
+    recipe = built_in(overrides.get("policy", "tiny"))
     alone = {
         seed: Cell(
             out / f"seed={seed}" / "alone",
-            train_config("grpo", seed, recipe=WORLD, **overrides | {"checkpoint_every": every}),
+            train_config("grpo", seed, recipe=recipe, **overrides | {"checkpoint_every": every}),
         )
         for seed in dict.fromkeys(seeds)
     }
@@ -126,7 +128,7 @@ def no_return(
     }
     for (seed, step), cell in branches.items():
         if not (cell.path / CONFIG).is_file():
-            llds = train_config("llds", seed, recipe=WORLD, **overrides)
+            llds = train_config("llds", seed, recipe=recipe, **overrides)
             knobs = {"method": "llds", "loss": llds.loss}
             run = TrainingRun.branch(Run(alone[seed].path), step, cell.path, **knobs)
             run.writer.close()

@@ -136,20 +136,21 @@ def _untrained(words: list[str], config: WarmstartConfig | lessons.SumsConfig, s
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
-    """A tiny searcher from nothing; one config gives one set of weights on a machine.
+    """A tiny searcher from nothing or from another; one config, one set of weights on a machine.
 
     The facts are permuted afresh all through it, so that remembering an answer never pays and the
-    searcher has to read; no true held-out fact is ever shown.
+    searcher has to read; no true fact is ever shown.
     """
-    policy, rng = make_tiny(world, config), random.Random(config.seed)
+    policy = load_as(config.start, LoadConfig()) if config.start else make_tiny(world, config)
+    rng = random.Random(config.seed)
     text, permuted, retriever = TokenText(policy.tokenizer), world, None
 
     def draw(step: int) -> list[Episode]:
         nonlocal permuted, retriever
         if step % config.steps_per_world == 0:
-            permuted = _all_train(world.permuted(config.seed * 1_000_003 + step))
+            permuted = world.permuted(config.seed * 1_000_003 + step).all_as("train")
             retriever = BM25Retriever(permuted.passages("train"))
-        questions = permuted.sample_questions(rng, config.batch, "train")
+        questions = permuted.sample_questions(rng, config.batch, "train", config.hop_weights)
         style = PLAIN if step < config.plain_steps else config.demonstrations
         return [
             lessons.lesson_episode(
@@ -158,17 +159,8 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
             for q in questions
         ]
 
-    rate = Rate(config.lr, config.steps, warmup=100, floor=0.05)
+    rate = Rate(config.lr, config.steps, config.warmup, floor=0.05)
     return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
-
-
-def _all_train(permuted: World) -> World:
-    """All facts for training: permuted() has kept every true held-out pair out.
-
-    Else the searcher would learn which (relation, entity) pairs never come up, and not look for the
-    held-out ones.
-    """
-    return World(replace(fact, split="train") for fact in permuted.facts)
 
 
 def sums_policy(seed: int, config: lessons.SumsConfig) -> Policy:

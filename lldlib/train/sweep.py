@@ -25,10 +25,10 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from lldlib.config import LossConfig, RolloutConfig, TrainConfig, train_config_from
+from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig, train_config_from
 from lldlib.files import write_json
 from lldlib.losses.objective import REGULARIZERS
-from lldlib.recipes import METHODS, WORLD, method, train_config
+from lldlib.recipes import METHODS, built_in, method, train_config
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.summary import flat, summarise
 from lldlib.train.run import TrainingRun, status
@@ -262,7 +262,7 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
     Raises ValueError, naming the item, for one that is not NAME=VALUE,VALUE, a name twice, an
     unknown name, or a value of the wrong kind.
     """
-    configs = (TrainConfig, RolloutConfig, LossConfig)
+    configs = (TrainConfig, RolloutConfig, LossConfig, DataConfig)
     hints = {name: kind for c in configs for name, kind in typing.get_type_hints(c).items()}
     grid: dict[str, list[Any]] = {}
     for item in items:
@@ -313,7 +313,7 @@ def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
         kept = {k: v for k, v in chosen.items() if _applies(k, chosen["method"])}
         used |= kept.keys()
         path = out / cell_name(kept)
-        cells[path] = Cell(path, train_config(**kept, recipe=WORLD))
+        cells[path] = Cell(path, train_config(**kept, recipe=built_in(kept.get("policy", "tiny"))))
     if idle := [name for name in names if name not in used]:
         raise ValueError(
             f"no method of the grid has {', '.join(idle)}: add one that has, or drop it"

@@ -42,7 +42,7 @@ from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
-QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH = range(5)  # purposes of random draws
+QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH, CONTROL = range(6)  # purposes of random draws
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Trainer:
         rng = random.Random(self._seed(QUESTIONS))
         self.rollout.tool = split.tool
         questions = rng.sample(split.questions, self.config.rollout.problems)
-        return self._ask(questions, SAMPLING)
+        episodes, batch = self._ask(questions, SAMPLING)
+        return episodes, dataclasses.replace(batch, rewards=self._trained_on(batch.rewards))
 
     def _ask(self, questions: list[Question], purpose: int) -> tuple[list[Episode], Batch]:
         config = self.config.rollout
@@ -129,6 +130,17 @@ class Trainer:
             generator=torch.Generator().manual_seed(self._seed(purpose)),
         )
         return episodes, collate(episodes).to(self.device)
+
+    def _trained_on(self, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The rewards, or in a control a fair coin's, or theirs shuffled within each group."""
+        if self.config.rewards == "true":
+            return rewards
+        generator = torch.Generator().manual_seed(self._seed(CONTROL))
+        if self.config.rewards == "coin":
+            return torch.randint(2, rewards.shape, generator=generator).to(rewards)
+        groups = rewards.view(-1, self.config.rollout.group_size)
+        order = torch.rand(groups.shape, generator=generator).argsort(1).to(rewards.device)
+        return groups.gather(1, order).flatten()
 
     @torch.no_grad()
     def _fresh(self, episodes: list[Episode]) -> tuple[Batch, Float[Tensor, "B T"]] | None:
@@ -317,7 +329,7 @@ class Trainer:
         mask, loss = batch.action_mask, self.config.loss
         std = batch.rewards.view(-1, self.config.rollout.group_size).std(1)
         row = {
-            "reward/mean": float(batch.rewards.mean()),
+            "reward/mean": float(torch.tensor([e.reward for e in episodes]).mean()),
             "reward/std": float(std.mean()),
             "reward/mixed_groups": float((std > 0).float().mean()),
             "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),

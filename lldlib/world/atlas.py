@@ -1,8 +1,8 @@
-"""The built-in world: true facts, one-sentence passages, 1- to 3-hop questions, permuted copies."""
+"""The built-in world: true facts, one-sentence passages, 1- to 4-hop questions, permuted copies."""
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from lldlib.types import Question
 
 Split = Literal["train", "heldout"]
 HOP_WEIGHTS = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions in a sample
-MAX_HOPS = 3
+MAX_HOPS = 4  # no chain is longer
 
 
 class Relation(NamedTuple):
@@ -125,9 +125,10 @@ class World:
         kept = [fact for fact in self.facts if split == "all" or fact.split == "train"]
         return [Passage(f"{f.relation}-{f.entity}", _sentence(f), f.entity) for f in kept]
 
-    def questions(self, split: Split) -> list[WorldQuestion]:
-        """All questions of 1, 2 and 3 hops: every fact train, or the last one held out."""
-        return [_question(chain) for group in self._chains[split] for chain in group]
+    def questions(self, split: Split, hops: Sequence[int] = (1, 2, 3)) -> list[WorldQuestion]:
+        """All questions of these numbers of hops: every fact train, or the last one held out."""
+        groups = (self._chains[split][number - 1] for number in hops)
+        return [_question(chain) for group in groups for chain in group]
 
     def sample_questions(
         self,
@@ -138,10 +139,12 @@ class World:
     ) -> list[WorldQuestion]:
         """`n` questions with replacement: draw the number of hops by weight, then uniformly.
 
-        ValueError where the weights are not three or give weight to a number of hops without
-        questions.
+        `hop_weights` has an entry for 1 hop, for 2, and so on. ValueError where it has more than
+        MAX_HOPS or gives weight to a number of hops without questions.
         """
-        chains = self._chains[split]
+        if len(hop_weights) > MAX_HOPS:
+            raise ValueError(f"{len(hop_weights)} hop weights: no question has over {MAX_HOPS}")
+        chains = self._chains[split][: len(hop_weights)]
         for hops, (group, weight) in enumerate(zip(chains, hop_weights, strict=True), start=1):
             if weight and not group:
                 raise ValueError(f"no {split} question has {hops} hops: set its weight to 0")
@@ -151,8 +154,8 @@ class World:
     def permuted(self, seed: int) -> "World":
         """A world in which the values of each relation are shuffled among its entities.
 
-        Splits stay with the entities. No true held-out pair (entity, value) of this world occurs,
-        and nothing is its own neighbour. ValueError where that is impossible.
+        Splits stay with the entities. No pair (entity, value) of this world occurs, and nothing is
+        its own neighbour. ValueError where that is impossible.
         """
         rng = random.Random(seed)
         groups: dict[str, list[Fact]] = {}
@@ -162,6 +165,10 @@ class World:
         return World(
             Fact(f.relation, f.entity, values[f.relation][f.entity], f.split) for f in self.facts
         )
+
+    def all_as(self, split: Split) -> "World":
+        """The same facts, all in one split."""
+        return World(replace(fact, split=split) for fact in self.facts)
 
     @cached_property
     def keys(self) -> dict[str, list[str]]:
@@ -222,7 +229,7 @@ def _question(chain: Chain) -> WorldQuestion:
 
 def _shuffled(facts: list[Fact], rng: random.Random) -> dict[str, str]:
     """A value for each entity: shuffle, then swap the forbidden pairs away one by one."""
-    banned = {(f.entity, f.value) for f in facts if f.split == "heldout"}
+    banned = {(f.entity, f.value) for f in facts}
     entities = [fact.entity for fact in facts]
     values = [fact.value for fact in facts]
     rng.shuffle(values)

@@ -17,6 +17,10 @@ from lldlib.world.answers import exact_match, f1, is_right, need_math_verify
 from lldlib.world.atlas import World
 from lldlib.world.benchmarks import load_source
 from lldlib.world.protocol import MATHS, Protocol, search_protocol
+from lldlib.world.shuffled import MissingRetriever, exam_questions, planet
+
+PLANET_QUESTIONS = 256  # drawn for a rollout batch, which asks some of them
+EXAM_SAMPLES = 4  # answers to each held-out question of the shuffled atlas
 
 Score = Callable[[str | None, tuple[str, ...]], float]  # (answer, accepted ones) -> 0 to 1
 
@@ -36,6 +40,7 @@ class Split:
 
     questions: Sequence[Question]
     tool: Retriever
+    samples: int = 1  # answers to each question where an evaluation samples
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Environment:
     rules: Rules
     training: Callable[[int], Split]  # of a rollout batch, by its number
     heldout: Split | None  # None: nothing is held out
+    # further held-out splits by name, made anew for each evaluation: a tool may have a state
+    exams: Callable[[], dict[str, Split]] = dict
 
     @classmethod
     def fixed(cls, rules: Rules, training: Split, heldout: Split | None = None) -> "Environment":
@@ -72,6 +79,33 @@ def atlas(config: TrainConfig) -> Environment:
             BM25Retriever(world.passages("all")),
         ),
     )
+
+
+def shuffled_atlas(config: TrainConfig) -> Environment:
+    """A planet without a true pair for every batch; held out are the true facts.
+
+    Training and the exam "missing" search a library that misses; the exam "further" asks one hop
+    more than training does. Raises ValueError where no question is one hop longer.
+    """
+    data, truth = config.data, BM25Retriever(World.load().passages("all"))
+    hops = [number for number, weight in enumerate(data.hop_weights, start=1) if weight]
+    near, far = (exam_questions(part, data.exam_half) for part in (hops, [max(hops) + 1]))
+
+    def training(batch: int) -> Split:
+        seed = config.seed * 1_000_003 + batch
+        world, rng = planet(seed), random.Random(seed)
+        questions = world.sample_questions(rng, PLANET_QUESTIONS, "train", data.hop_weights)
+        tool = MissingRetriever(BM25Retriever(world.passages("train")), data.misses, seed)
+        return Split(questions, tool)
+
+    def exams() -> dict[str, Split]:
+        missing = MissingRetriever(truth, data.misses, seed=0)
+        return {
+            "missing": Split(near, missing, EXAM_SAMPLES),
+            "further": Split(far, truth, EXAM_SAMPLES),
+        }
+
+    return Environment(RULES["qa"], training, Split(near, truth, EXAM_SAMPLES), exams)
 
 
 def fixed_questions(world: World, total: int, split: str) -> list[Question]:
@@ -114,6 +148,7 @@ def _files(data: DataConfig, kind: Kind, retriever: str) -> Environment:
 
 ENVIRONMENTS: dict[str, Callable[[TrainConfig], Environment]] = {
     "atlas": atlas,
+    "shuffled": shuffled_atlas,
     "qa": qa_files,
     "maths": maths_files,
 }
