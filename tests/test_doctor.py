@@ -281,7 +281,9 @@ def test_verdicts(reward, verdict):
 
 
 @pytest.mark.parametrize(
-    "entropy", [lambda t: 1 - t / 61, lambda t: 0.5 + t / 20, lambda t: 0.001], ids=str
+    "entropy",
+    [lambda t: 1 - t / 61, lambda t: 0.5 + t / 20, lambda t: 0.001],
+    ids=["falls", "rises", "is 0"],
 )
 def test_a_run_that_learns_is_healthy_whatever_its_entropy(entropy):
     found = diagnose_rows(rows(RISES, entropy=entropy))
