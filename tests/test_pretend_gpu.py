@@ -53,6 +53,7 @@ ON_THE_CPU = {
     ("rollout/batch.py", "collate"): "made of lists; the trainer moves the whole batch",
     ("policy/optimizer.py", "pack"): "a count in a checkpoint",
     ("train/trainer.py", "_update"): "the order of rows is the same on every device",
+    ("train/trainer.py", "_trained_on"): "a control's draws are the same on every device",
     ("policy/memory.py", "_replace_weights"): "tensors without storage",
     ("policy/memory.py", "_step_peak"): "tensors without storage",
     ("policy/memory.py", "_head_peak"): "tensors without storage",
