@@ -329,7 +329,7 @@ class Trainer:
         mask, loss = batch.action_mask, self.config.loss
         std = batch.rewards.view(-1, self.config.rollout.group_size).std(1)
         row = {
-            "reward/mean": float(batch.rewards.new_tensor([e.reward for e in episodes]).mean()),
+            "reward/mean": float(torch.tensor([e.reward for e in episodes], device="cpu").mean()),
             "reward/std": float(std.mean()),
             "reward/mixed_groups": float((std > 0).float().mean()),
             "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
