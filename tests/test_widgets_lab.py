@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 
@@ -233,8 +234,16 @@ def test_interrupt_pauses_an_idle_kernel(lab, monkeypatch):
 def test_interrupt_ends_a_step_in_a_cell_but_not_its_batch(lab, monkeypatch):
     monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
 
+    main, seen = threading.main_thread().ident, [None]
+
+    def waits() -> bool:
+        """The worker has begun, and the main thread stood twice at one place of its wait for it."""
+        frame = sys._current_frames()[main]
+        seen.append((frame.f_code.co_name, frame.f_lasti))
+        return lab.runs["A"].threads and seen[-1] == seen[-2] and seen[-1][0] == "wait"
+
     def interrupt():
-        asyncio.run(until(lambda: lab.runs["A"].threads))
+        asyncio.run(until(waits))
         os.kill(os.getpid(), signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
