@@ -88,29 +88,31 @@ def demo(
     seeds: tuple[int, ...] = (0,),
     out: Path = Path("runs/demo"),
     jobs: int = CORES,
-    steps: int = 50,
-    policy: str = "tiny",
+    steps: int | None = None,
+    policy: str = "half_taught",
 ) -> int:
-    """Watch GRPO collapse and GRPO+LLDS live: both are trained side by side from the same start.
+    """Train GRPO, GRPO+LLDS and GRPO at its own best learning rate side by side from one start.
 
-    Ends with a table, figure.png and summary.json in the folder --out. Run it again to go on after
-    an interruption; what is done is skipped.
+    Ends with a table, a verdict, figure.png and summary.json in the folder --out. Run it again to
+    go on after an interruption; what is done is skipped.
 
     Args:
-        seeds: two runs for each
+        seeds: a run of every arm for each
         out: folder for the runs, the figure and the summary
         jobs: runs at the same time; one core each
-        steps: rollout batches of each run; the recorded runs begin with the same ones
-        policy: "tiny" is the built-in searcher; else a Hugging Face name or path
+        steps: rollout batches of each run, in place of the recipe's
+        policy: "half_taught" learns in the shuffled atlas, "tiny" is the first world's searcher
     """
     from lldlib.show.curves import collapse_figure
     from lldlib.show.style import save
     from lldlib.train import studies
 
-    rows, runs, failures = studies.demo(out, seeds, jobs, steps=steps, policy=policy)
+    chosen = {} if steps is None else {"steps": steps}
+    rows, runs, failures = studies.demo(out, seeds, jobs, policy=policy, **chosen)
     if rows:
         figure = save(collapse_figure(runs), out / "figure.png")
-        print(f"\n{studies.table(rows)}\n\nfigure:  {figure}\nsummary: {out / 'summary.json'}")
+        print(f"\n{studies.table(rows)}\n\n{studies.verdict(rows)}\n")
+        print(f"figure:  {figure}\nsummary: {out / 'summary.json'}")
     return _complain(failures)
 
 

@@ -97,6 +97,7 @@ class Recipe:
     settings: Mapping[str, object]  # of TrainConfig, RolloutConfig and DataConfig
     loss: Mapping[str, object] = field(default_factory=dict)  # what changes in every method
     weights: Mapping[str, float] = field(default_factory=dict)  # in methods that have the term
+    best_rate: float | None = None  # of GRPO alone: the best learning rate of those tried
 
     def loss_of(self, name: str) -> LossConfig:
         """A method's LossConfig by this recipe; ValueError for an unknown method."""
@@ -140,6 +141,7 @@ SHUFFLED = Recipe(
     },
     loss={"llds_preserve": "positive"},
     weights={"llds_coef": 1.0},  # the paper's 0.2 does not hold at this learning rate
+    best_rate=4e-4,
 )
 
 # What the papers print for a search agent: [S] Search-R1, 2503.09516v5; [L] LLDS, 2512.04220v2

@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 
-from lldlib.recipes import WORLD, train_config
+from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.train.run import describe, status
-from lldlib.train.studies import demo, table
+from lldlib.train.studies import demo, table, verdict
 
 KEYS = [
     "arm",
@@ -19,6 +19,10 @@ KEYS = [
     "alarm_at",
     "heldout_em",
     "seconds",
+    "start_em",
+    "best_em",
+    "start_em_greedy",
+    "heldout_em_greedy",
 ]
 
 
@@ -42,6 +46,34 @@ def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
 
     again, *_ = demo(tmp_path, [0], 2, **micro)  # all is done: nothing is trained again
     assert again == rows
+
+
+def test_the_third_arm_is_grpo_at_its_own_best_rate(tmp_path):
+    small = {"steps": 2, "problems": 4, "group_size": 2, "updates_per_batch": 2, "eval_every": 0}
+    rows, runs, failures = demo(tmp_path, [0], 2, policy="half_taught", **small)
+    assert failures == {}
+    arms = {arm: found[0].config for arm, found in runs.items()}
+    assert {arm: config["method"] for arm, config in arms.items()} == {
+        "grpo": "grpo",
+        "llds": "llds",
+        "grpo_best_rate": "grpo",
+    }
+    assert [row["arm"] for row in rows] == list(arms)
+    assert arms["grpo"]["lr"] == arms["llds"]["lr"] == SHUFFLED.settings["lr"]
+    assert arms["grpo_best_rate"]["lr"] == SHUFFLED.best_rate != SHUFFLED.settings["lr"]
+
+
+def test_the_verdict_is_in_plain_words():
+    row = dict.fromkeys(KEYS, None) | {"start_em": 0.25, "seed": 0}
+    died = row | {"arm": "grpo", "collapsed_at": 9, "best_em": 0.4, "heldout_em": 0.0}
+    lived = row | {"arm": "grpo", "best_em": 0.5, "heldout_em": 0.5}
+    other = row | {"arm": "llds", "best_em": 0.75, "heldout_em": 0.7}
+    assert verdict([died, lived, other]).splitlines() == [
+        "Questions it never saw, sampled answers: the start answered 25% of them.",
+        "GRPO collapsed in 1 of 2 runs and ended at 25%, from 45% at its best.",
+        "GRPO + LLDS did not collapse and ended at 70%.",
+    ]
+    assert verdict([row | {"arm": "grpo", "start_em": None}]) == ""
 
 
 def test_runs_of_other_settings_are_left_alone(micro, tmp_path):
@@ -86,8 +118,11 @@ def test_a_progress_line_says_where_a_run_stands():
 def test_the_table_is_aligned():
     row = dict.fromkeys(KEYS, None) | {"arm": "grpo", "seed": 0, "peak_reward": 0.6875}
     lines = table([row, row | {"arm": "llds", "collapsed_at": 63}]).splitlines()
-    titles = "arm seed peak reward end reward collapsed at alarm at held-out EM seconds"
+    titles = (
+        "arm seed peak reward end reward collapsed at alarm at held-out EM seconds EM at start "
+        "best EM greedy at start greedy EM"
+    )
     assert lines[0].split() == titles.split()
-    assert lines[1].split() == ["grpo", "0", "0.688", "-", "-", "-", "-", "-"]
-    assert lines[2].split() == ["llds", "0", "0.688", "-", "63", "-", "-", "-"]
+    assert lines[1].split() == ["grpo", "0", "0.688", *"---------"]
+    assert lines[2].split() == ["llds", "0", "0.688", "-", "63", *"-------"]
     assert len({len(line) for line in lines}) == 1

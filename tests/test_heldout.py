@@ -7,6 +7,7 @@ from lldlib.evaluate.heldout import Evaluation, permuted_control, policy_of
 from lldlib.policy.load import load_policy
 from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run
+from lldlib.runs.summary import summarise
 from lldlib.train.run import TrainingRun
 from lldlib.types import Episode, StopReason
 from lldlib.world.atlas import Fact, World
@@ -84,3 +85,14 @@ def test_a_checkpoint_gives_its_own_weights(micro, tmp_path):
     first, last = (policy_of(run, step).model.state_dict() for step in (0, None))
     assert any(not torch.equal(first[name], last[name]) for name in first)
     assert Run(run.path).checkpoints[-1][0] == 2
+
+
+def test_a_run_begins_with_the_scores_of_its_start(micro, tmp_path):
+    config = train_config("grpo", 0, recipe=WORLD, **micro)
+    run = TrainingRun(config, tmp_path / "run")
+    before = run.heldout_metrics()
+    first, second = run.run().metrics
+    for key in ("em", "f1", "em_greedy"):
+        assert first[f"eval/start_{key}"] == pytest.approx(before[f"eval/heldout_{key}"], abs=1e-6)
+        assert f"eval/start_{key}" not in second
+    assert summarise(Run(run.out))["start_em"] == first["eval/start_em"]

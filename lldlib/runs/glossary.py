@@ -241,12 +241,21 @@ GLOSSARY: dict[str, Metric] = {
         "at least the held-out EM",
     ),
     **{
-        f"eval/{exam}_{key}": Metric(
-            f"{title} {name}", f"{what}, {how}", SHARE, "follows held-out EM"
-        )
-        for exam, title, what in (
-            ("missing", "missing", "the held-out questions, asked of a library that misses"),
-            ("further", "one hop more", "questions of one hop more than training asks"),
+        f"eval/{exam}_{key}": Metric(f"{title} {name}", f"{what}, {how}", SHARE, healthy)
+        for exam, title, what, healthy in (
+            ("start", "start", "the held-out questions, before any training", "as the start is"),
+            (
+                "missing",
+                "missing",
+                "the held-out questions, asked of a library that misses",
+                "follows held-out EM",
+            ),
+            (
+                "further",
+                "one hop more",
+                "questions of one hop more than training asks",
+                "follows held-out EM",
+            ),
         )
         for key, name, how in (
             ("em", "EM", "share of sampled answers that match exactly"),

@@ -53,8 +53,9 @@ def summarise(run: Run) -> dict[str, Any]:
     """One row of the table; None stands for what the run did not log or do.
 
     Rewards are means over 10 batches (the highest, the last), `collapsed_at` and `alarm_at` are
-    batches, held-out EM is the last one and the best one before the collapse. The settings that
-    sweeps vary come along.
+    batches, held-out EM is the last one and the best one before the collapse, EM at start that
+    before any training; sampled as in training, and greedy. The settings that sweeps vary come
+    along.
     """
     config, rewards = run.config, pd.Series(run.series("reward/mean")[1], dtype=float)
     # of whole windows alone; a run that is shorter is averaged whole
@@ -72,7 +73,10 @@ def summarise(run: Run) -> dict[str, Any]:
         "collapsed_at": collapse.batch,
         "for_good": None if collapse.batch is None else collapse.for_good,
         "alarm_at": alarm_of(run),
-        "heldout_em": exams[-1][1] if exams else None,
+        "start_em": _last(run, "eval/start_em"),
+        "start_em_greedy": _last(run, "eval/start_em_greedy"),
+        "heldout_em": _last(run, "eval/heldout_em"),
+        "heldout_em_greedy": _last(run, "eval/heldout_em_greedy"),
         "heldout_em_best_before_collapse": max(before, default=None),
         "seconds": sum(seconds) if seconds else None,
         "seconds_per_batch": fmean(seconds) if seconds else None,
@@ -82,6 +86,11 @@ def summarise(run: Run) -> dict[str, Any]:
         "updates_per_batch": config["updates_per_batch"],
         "llds_coef": config["loss"]["llds_coef"],
     }
+
+
+def _last(run: Run, key: str) -> float | None:
+    values = run.series(key)[1]
+    return values[-1] if values else None
 
 
 def summary_table(rows: Sequence[Row]) -> str:

@@ -139,7 +139,9 @@ class TrainingRun:
     def step(self) -> dict[str, float]:
         """One batch: train, evaluate when due, log, checkpoint when due."""
         index, config = self.next_batch, self.config
+        start = self._exam("start", self.setting.environment.heldout) if self._untrained else {}
         metrics, episodes = self.trainer.step()
+        metrics |= start
         done = index + 1
         last = done == config.steps
         if config.eval_every and (done % config.eval_every == 0 or last):
@@ -153,6 +155,10 @@ class TrainingRun:
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics
+
+    @property
+    def _untrained(self) -> bool:
+        return self.next_batch == 0 and self.config.eval_every > 0
 
     def heldout_metrics(self) -> dict[str, float]:
         """Scores on the held-out questions, and the exams: sampled as in training, and greedy."""

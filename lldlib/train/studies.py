@@ -27,11 +27,15 @@ from lldlib.train.sweep import Cell, train_cells, train_with_bar
 from lldlib.train.trainer import Trainer
 from lldlib.types import Batch, TokenInfo
 
-ARMS = ("grpo", "llds")
 COLUMNS = (  # of the demo's summary.json
     *("arm", "seed", "peak_reward", "end_reward", "collapsed_at", "alarm_at", "heldout_em"),
-    "seconds",
+    *("seconds", "start_em", "best_em", "start_em_greedy", "heldout_em_greedy"),
 )
+NAMES = {  # of the demo's arms, in its verdict
+    "grpo": "GRPO",
+    "llds": "GRPO + LLDS",
+    "grpo_best_rate": "GRPO at its own best learning rate",
+}
 SUMMARY = "no_return.json"
 
 Row = Mapping[str, Any]
@@ -43,29 +47,66 @@ Row = Mapping[str, Any]
 def demo(
     out: Path, seeds: Sequence[int], jobs: int, **overrides: object
 ) -> tuple[list[Row], dict[str, list[Run]], dict[Path, str]]:
-    """Train both arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
+    """Train the arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
-    Writes summary.json (the rows) there; returns the rows, the runs by arm and what went wrong, by
-    folder. `overrides` are those of `recipes.train_config`.
+    The arms are GRPO, GRPO + LLDS and, where the recipe knows it, GRPO at its own best learning
+    rate. Writes summary.json (the rows) there; returns the rows, the runs by arm and what went
+    wrong, by folder. `overrides` are those of `recipes.train_config`.
     """
     recipe = built_in(overrides.get("policy", "tiny"))
-    cells = [
-        Cell(out / f"{arm}-seed{seed}", train_config(arm, seed, recipe=recipe, **overrides))
+    arms = {"grpo": {}, "llds": {"method": "llds"}}
+    if recipe.best_rate is not None:
+        arms["grpo_best_rate"] = {"lr": recipe.best_rate}
+    cells = {
+        (arm, seed): Cell(
+            out / f"{arm}-seed{seed}",
+            train_config(**{"method": "grpo"} | overrides | own, seed=seed, recipe=recipe),
+        )
         for seed in dict.fromkeys(seeds)
-        for arm in ARMS
-    ]
-    failures = _train_with_lines(cells, jobs)
-    runs = [Run(cell.path) for cell in cells if cell.path not in failures]
-    rows = [{key: row[key] for key in COLUMNS} for row in map(summarise, runs)]
+        for arm, own in arms.items()
+    }
+    failures = _train_with_lines(list(cells.values()), jobs)
+    runs = {place: Run(cell.path) for place, cell in cells.items() if cell.path not in failures}
+    rows = [_demo_row(arm, run) for (arm, _), run in runs.items()]
     if runs:
         write_json(out / "summary.json", rows)
-    by_arm = {arm: [run for run in runs if run.config["method"] == arm] for arm in ARMS}
+    by_arm = {arm: [run for (name, _), run in runs.items() if name == arm] for arm in arms}
     return rows, {arm: found for arm, found in by_arm.items() if found}, failures
+
+
+def _demo_row(arm: str, run: Run) -> Row:
+    row = summarise(run)
+    row |= {"arm": arm, "best_em": row["heldout_em_best_before_collapse"]}
+    return {key: row[key] for key in COLUMNS}
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What the demo's rows say, in plain words: shares of held-out questions, means over seeds."""
+    frame = pd.DataFrame(rows)
+    frame = frame[frame["start_em"].notna() & frame["heldout_em"].notna()]
+    if frame.empty:
+        return ""
+    lines = [
+        "Questions it never saw, sampled answers: the start answered "
+        f"{frame['start_em'].mean():.0%} of them."
+    ]
+    for arm, own in frame.groupby("arm", sort=False):
+        died = int(own["collapsed_at"].notna().sum())
+        fate = f"collapsed in {died} of {len(own)} runs" if died else "did not collapse"
+        best = f", from {own['best_em'].mean():.0%} at its best" if died else ""
+        lines.append(f"{NAMES[arm]} {fate} and ended at {own['heldout_em'].mean():.0%}{best}.")
+    return "\n".join(lines)
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as aligned text; a hyphen stands for None."""
-    frame = pd.DataFrame(rows).rename(columns=TITLES).fillna(float("nan"))
+    titles = TITLES | {
+        "start_em": "EM at start",
+        "best_em": "best EM",
+        "start_em_greedy": "greedy at start",
+        "heldout_em_greedy": "greedy EM",
+    }
+    frame = pd.DataFrame(rows).rename(columns=titles).fillna(float("nan"))
     return frame.to_string(index=False, na_rep="-", float_format="{:.3g}".format)
 
 
