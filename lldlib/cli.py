@@ -45,6 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         return tyro.extras.subcommand_cli_from_dict(
             commands(arguments), args=arguments, prog="python -m lldlib", description=ABOUT
         )
+    except BrokenPipeError:  # whoever read the output has stopped, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell reports for a command that SIGPIPE ended
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

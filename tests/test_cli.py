@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -178,3 +180,13 @@ def test_a_qlora_run_on_question_files_trains_evaluates_and_resumes(tmp_path, ca
     policy = policy_of(run, None)
     adapters = [p for name, p in policy.model.named_parameters() if "lora_B" in name]
     assert adapters and any(p.any() for p in adapters)
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"step": {i}, "reward": 0.5}}\n' for i in range(30)))
+    command = [sys.executable, "-m", "lldlib", "diagnose", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141

@@ -239,6 +239,7 @@ class _Layer:
 
     @classmethod
     def of(cls, layer: nn.Module) -> "_Layer":
+        """The parts of a transformers layer of the Llama or Qwen2 family."""
         attention, mlp = layer.self_attn, layer.mlp
         return cls(
             before=_norm(layer.input_layernorm),

@@ -1,0 +1,76 @@
+"""Gather the runs of a sweep into one compressed file, and print a Markdown row for each.
+
+    python data/atlas/collect.py runs/sweep/* --out data/atlas/search.jsonl.gz
+
+The file has a line a batch: the run's folder name, its settings that differ from the recipe's
+defaults as that name spells them, and every logged metric. Lines of runs that it holds already are
+replaced. Only whole runs are taken.
+"""
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+from statistics import fmean
+
+from lldlib.runs.folder import Run
+from lldlib.runs.phases import find_collapse
+
+KEYS = {  # columns of the row that are means over ten batches
+    "reward": "reward/mean",
+    "entropy": "policy/entropy",
+    "tokens": "length/tokens",
+    "correct rows, nats/token": "displacement/correct_token",
+}
+COLUMNS = ("run", "batches", *KEYS, "EM start", "EM every ten, sampled/greedy", "collapse")
+
+
+def by_ten(run: Run, key: str) -> str:
+    """Means over ten batches each."""
+    values = run.column(key)
+    tens = [[v for v in values[i : i + 10] if v is not None] for i in range(0, len(values), 10)]
+    return " ".join(f"{fmean(ten):.2f}" if ten else "-" for ten in tens)
+
+
+def row(run: Run) -> list[str]:
+    """The cells of a run, in the order of COLUMNS."""
+    frame, collapse = run.frame, find_collapse(run.column("reward/mean"))
+    exams = frame[frame.index % 10 == 9]
+    pairs = zip(exams["eval/heldout_em"], exams["eval/heldout_em_greedy"], strict=True)
+    start = frame.get("eval/start_em")
+    fate = "-" if collapse.batch is None else str(collapse.batch)
+    return [
+        run.path.name.replace("policy=half_taught,", "").replace("eval_every=5,", ""),
+        str(len(frame)),
+        *(by_ten(run, key) for key in KEYS.values()),
+        "-" if start is None else f"{start.dropna().iloc[0]:.2f}",
+        " ".join(f"{sampled:.2f}/{greedy:.2f}" for sampled, greedy in pairs),
+        fate + (", for good" if collapse.for_good else ""),
+    ]
+
+
+def main() -> None:
+    """Read the folders, write the file, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    runs = [Run(path) for path in given.runs if (path / "config.json").is_file()]
+    whole = [run for run in runs if len(run.metrics) == run.config["steps"]]
+    held = []
+    if given.out.exists():
+        names = {run.path.name for run in whole}
+        with gzip.open(given.out, "rt") as file:
+            held = [line for line in file if json.loads(line)["run"] not in names]
+    with gzip.open(given.out, "wt") as file:
+        file.writelines(held)
+        for run in whole:
+            for metrics in run.metrics:
+                file.write(json.dumps({"run": run.path.name} | metrics) + "\n")
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
+    for run in whole:
+        print("| " + " | ".join(row(run)) + " |")
+
+
+if __name__ == "__main__":
+    main()
