@@ -12,8 +12,10 @@ from lldlib import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "data/README.md")]
-TEXTS = [*PAGES, ROOT / "data/world/README.md", ROOT / "notebooks/GLOSSARY.md", *NOTEBOOKS]
+INDEX = ROOT / "data/README.md"
+STUDIES = sorted(p for p in INDEX.parent.rglob("*.md") if p.name != "table.md")  # index included
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "notebooks/GLOSSARY.md")]
+TEXTS = [*PAGES, *STUDIES, *NOTEBOOKS]
 NAME = re.compile(r"\blldlib(?:\.[A-Za-z_]\w*)+")
 IMPORT = re.compile(r"^from (lldlib[\w.]*) import ([\w, ]+)", re.MULTILINE)
 FILE = re.compile(r"(?<![\w/.])(?:lldlib|data|notebooks|tests)/[\w./=,-]*\w")
@@ -72,10 +74,38 @@ def test_names_and_files_exist(path):
     assert {name for name in lost if not name.startswith(NEW)} == set()
 
 
-def test_recorded_runs_that_the_log_names_exist():
-    named = re.findall(r"`((?:runs|results)/[\w./=,-]+)`", text_of(ROOT / "data/README.md"))
-    assert named
-    assert [name for name in named if not (ROOT / "data" / name).exists()] == []
+def test_the_index_of_data_is_short_and_links_every_page():
+    assert len(text_of(INDEX).splitlines()) <= 40
+    linked = {(INDEX.parent / link).resolve() for link in LINK.findall(text_of(INDEX))}
+    assert {page for page in STUDIES if page not in linked} == {INDEX}
+
+
+def test_every_folder_of_runs_is_named_on_a_page():
+    told = "".join(text_of(page) for page in STUDIES)
+    folders = [f"data/runs/{f.name}" for f in (ROOT / "data/runs").iterdir() if f.is_dir()]
+    assert folders
+    assert [name for name in folders if f"`{name}`" not in told] == []
+
+
+def test_a_headline_that_a_link_names_exists():
+    def anchors(page):
+        titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+    links = [
+        (page, *found)
+        for page in [*PAGES, *STUDIES]
+        for found in re.findall(r"\]\(([^)#:]+)#([^)]+)\)", text_of(page))
+    ]
+    assert links
+    assert [x for x in links if x[2] not in anchors(x[0].parent / x[1])] == []
+
+
+def test_pages_that_the_doctor_cites_exist():
+    evidence = (ROOT / "lldlib/doctor/evidence.json").read_text(encoding="utf-8")
+    cited = re.findall(r"data/[\w./-]*\w", evidence)
+    assert cited
+    assert [name for name in cited if not (ROOT / name).exists()] == []
 
 
 def test_targets_of_make_exist():

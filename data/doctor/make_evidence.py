@@ -290,14 +290,14 @@ def remedies() -> dict[str, dict[str, str]]:
             "noted here: at a clip of 20 one update with a norm in the hundreds ended runs with "
             "and without LLDS; at 1 to 2 GRPO dipped and came back",
             "none",
-            "data/README.md, settings that were looked for",
+            "data/runs/settings.md",
         ),
         "tight budget": (
             "Give answers a token budget that ends endless ones, and score what is cut as wrong",
             "noted here: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
             "that soft punishment of overlong answers steadies training",
             "answers that need the length",
-            "data/README.md; DAPO, arXiv 2503.14476",
+            "data/runs/settings.md; DAPO, arXiv 2503.14476",
         ),
         "check tool": (
             "Look at the tool first: is the search server up, does it time out, did its address or "
@@ -319,14 +319,14 @@ def remedies() -> dict[str, dict[str, str]]:
             "a group whose answers score alike has advantage 0; noted here: at temperature 1 one "
             "of 12 groups was mixed, at 1.5 seven of 8",
             "more rollouts",
-            "data/README.md; DAPO, arXiv 2503.14476",
+            "data/runs/smollm2/README.md; DAPO, arXiv 2503.14476",
         ),
         "warm start": (
             "Fine-tune on a few hundred good episodes first",
             "here every run starts from a policy that already solves 0.4 of the tasks; from one "
             "that solves none GRPO has nothing to prefer",
             "gold episodes and one short training",
-            "data/README.md, warm start; Search-R1, arXiv 2503.09516",
+            "data/tiny/README.md, warm start; Search-R1, arXiv 2503.09516",
         ),
         "check start": (
             "Read ten answers of the start: wrong chat template, missing end-of-text token, broken "
