@@ -77,7 +77,7 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "serve": serve,
         "report": report,
         "sweep": sweep,
-        "warmstart": partial(warmstart, out=data_dir() / "tiny"),
+        "warmstart": partial(warmstart, out=data_dir() / "starts/reader"),
         "sft": sft,
         "fit": partial(fit, load=QLORA),
         "diagnose": diagnose,
