@@ -141,7 +141,7 @@ SHUFFLED = Recipe(
     },
     loss={"llds_preserve": "positive"},
     weights={"llds_coef": 0.5},  # the paper's 0.2 lives here too, and learns less (data/atlas)
-    best_rate=4e-4,
+    best_rate=2e-4,
 )
 
 # What the papers print for a search agent: [S] Search-R1, 2503.09516v5; [L] LLDS, 2512.04220v2
