@@ -1,0 +1,95 @@
+"""Print the tables of README.md from the recorded runs: `python data/atlas/tables.py`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from lldlib.files import markdown_table
+from lldlib.runs.folder import Run
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm_report
+from lldlib.runs.summary import paired, share_interval, summarise
+
+HERE = Path(__file__).parent
+ARMS = ("grpo", "llds", "grpo_best_rate")
+HALVES = {"validation, seeds 0 to 2": range(3), "test, seeds 3 to 9": range(3, 10)}
+REWARDS = {"best_reward": "best reward (means of 3)", "end_reward": "end reward (mean of 10)"}
+LAST = 2  # evaluations whose mean is a run's end
+KEYS = {
+    "end, sampled": "eval/heldout_em",
+    "end, greedy": "eval/heldout_em_greedy",
+    "end, one hop more": "eval/further_em",
+}
+
+
+def end(run: Run, key: str) -> float:
+    """The mean of the last evaluations."""
+    return fmean(run.series(key)[1][-LAST:])
+
+
+def row_of(arm: str, run: Run) -> dict[str, object]:
+    """What the tables need of a run; `best` is the best evaluation before a collapse."""
+    made = summarise(run)
+    row = {key: made[key] for key in ("seed", "collapsed_at", "for_good")}
+    ends = {name: end(run, key) for name, key in KEYS.items() if run.series(key)[1]}
+    best = made["heldout_em_best_before_collapse"]
+    peak = run.frame["reward/mean"].rolling(3).mean().max()
+    rewards = {"best_reward": float(peak), "end_reward": made["end_reward"]}
+    return {"arm": arm, "best": best} | rewards | row | ends
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{fmean(values):.2f}" + (f" +- {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def main() -> None:
+    """Arms by half, then every seed, then the paired difference and the alarm."""
+    folders = [(arm, f) for arm in ARMS for f in sorted((HERE / "main").glob(f"{arm}-seed*"))]
+    runs = [(arm, Run(folder)) for arm, folder in folders]
+    rows = [row_of(arm, run) for arm, run in runs]
+    for half, seeds in HALVES.items():
+        print(f"\n{half}\n")
+        lines = []
+        for arm in ARMS:
+            own = [row for row in rows if row["arm"] == arm and row["seed"] in seeds]
+            if not own:
+                continue
+            good = sum(bool(row["for_good"]) for row in own)
+            low, high = share_interval(good, len(own))
+            lines.append(
+                [
+                    arm,
+                    f"{good} of {len(own)} [{low:.2f}, {high:.2f}]",
+                    *(spread([row[key] for row in own]) for key in ("best", *KEYS)),
+                    *(spread([row[key] for row in own]) for key in REWARDS),
+                ]
+            )
+        head = ["arm", "collapsed for good", "best before a collapse", *KEYS, *REWARDS.values()]
+        print(markdown_table(head, lines))
+    print("\nevery seed: best / end sampled / end greedy, batch of collapse\n")
+    lines = []
+    for seed in range(10):
+        cells = [str(seed)]
+        for arm in ARMS:
+            own = [row for row in rows if row["arm"] == arm and row["seed"] == seed]
+            for row in own:
+                fate = "-" if row["collapsed_at"] is None else row["collapsed_at"]
+                names = ("best", "end, sampled", "end, greedy")
+                cells.append(" / ".join(f"{row[name]:.2f}" for name in names) + f", {fate}")
+            cells += [] if own else ["not run"]
+        lines.append(cells)
+    print(markdown_table(["seed", *ARMS], lines))
+    for half, seeds in HALVES.items():
+        own = [row for row in rows if row["seed"] in seeds]
+        others = (("grpo", "best"), ("grpo", "best_reward"), ("grpo_best_rate", "end, sampled"))
+        for other, key in others if own else ():
+            gap = paired(own, "llds", other, "end, sampled", key)
+            print(f"{half}: llds at its end minus {other} ({key}): {gap}")
+    watched = [
+        (run.column("reward/mean"), {key: run.column(key) for key in ALARM_KEYS}) for _, run in runs
+    ]
+    print(alarm_report(watched, AlarmRule()))
+
+
+if __name__ == "__main__":
+    main()
