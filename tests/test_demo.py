@@ -36,6 +36,7 @@ def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
     assert [(row["arm"], row["seed"]) for row in rows] == [("grpo", 0), ("llds", 0)]
     assert [list(row) for row in rows] == [KEYS, KEYS]
     assert all(0 <= row["heldout_em"] <= 1 and row["seconds"] > 0 for row in rows)
+    assert all(row["best_em"] == max(row["start_em"], row["heldout_em"]) for row in rows)
     assert json.loads((tmp_path / "summary.json").read_text()) == rows
     runs = [run for found in runs.values() for run in found]
     first = [run.metrics[0] for run in runs]

@@ -2,9 +2,8 @@
 
     python data/atlas/collect.py runs/sweep/* --out data/atlas/search.jsonl.gz
 
-The file has a line a batch: the run's folder name, its settings that differ from the recipe's
-defaults as that name spells them, and every logged metric. Lines of runs that it holds already are
-replaced. Only whole runs are taken.
+The file has a line a batch: the name of the run's folder, which spells its settings, and every
+logged metric. Lines of a run that it holds already are replaced. Only whole runs are taken.
 """
 
 import argparse

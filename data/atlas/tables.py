@@ -26,12 +26,21 @@ def end(run: Run, key: str) -> float:
     return fmean(run.series(key)[1][-LAST:])
 
 
-def row_of(arm: str, run: Run) -> dict[str, object]:
-    """What the tables need of a run; `best` is the best evaluation before a collapse."""
+def starts(runs: Sequence[Run]) -> dict[str, float]:
+    """The start's sampled score on each half, from the runs that logged it: one start for all."""
+    logged = [(run.config["data"]["exam_half"], run.series("eval/start_em")[1]) for run in runs]
+    return {half: values[0] for half, values in logged if values}
+
+
+def row_of(arm: str, run: Run, start: float) -> dict[str, object]:
+    """What the tables need of a run; `best` is the best evaluation before a collapse, `start` too.
+
+    A peak can be shorter than the five batches between two evaluations.
+    """
     made = summarise(run)
     row = {key: made[key] for key in ("seed", "collapsed_at", "for_good")}
     ends = {name: end(run, key) for name, key in KEYS.items() if run.series(key)[1]}
-    best = made["heldout_em_best_before_collapse"]
+    best = max(made["heldout_em_best_before_collapse"], start)
     peak = run.frame["reward/mean"].rolling(3).mean().max()
     rewards = {"best_reward": float(peak), "end_reward": made["end_reward"]}
     return {"arm": arm, "best": best} | rewards | row | ends
@@ -46,7 +55,8 @@ def main() -> None:
     """Arms by half, then every seed, then the paired difference and the alarm."""
     folders = [(arm, f) for arm in ARMS for f in sorted((HERE / "main").glob(f"{arm}-seed*"))]
     runs = [(arm, Run(folder)) for arm, folder in folders]
-    rows = [row_of(arm, run) for arm, run in runs]
+    start = starts([run for _, run in runs])
+    rows = [row_of(arm, run, start[run.config["data"]["exam_half"]]) for arm, run in runs]
     for half, seeds in HALVES.items():
         print(f"\n{half}\n")
         lines = []

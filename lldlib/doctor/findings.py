@@ -14,14 +14,13 @@ import numpy as np
 from lldlib.doctor.judge import (
     SURE,
     Judgement,
-    _of,
     blown,
     evidence,
     floor_of,
     heldout_level,
     level,
 )
-from lldlib.doctor.series import ENOUGH, Run, noise, trailing, window_size
+from lldlib.doctor.series import ENOUGH, Run, noise, trailing, values_of, window_size
 
 FELL = ("degrading", "collapsed")
 LIVES = ("learned", "at the top", "no trend", "held-out fall")  # the training reward did not fall
@@ -70,19 +69,19 @@ class Scene:
 
     def early(self, name: str) -> float:
         """Median of a signal over the first 5 rows in which it was measured."""
-        known = _of(self.run, name)
+        known = values_of(self.run, name)
         known = known[np.isfinite(known)]
         return float(np.median(known[:5])) if len(known) >= ENOUGH else math.nan
 
     def before(self, name: str) -> float:
         """Median of a signal over the rows up to shortly before the fall."""
-        known = _of(self.run, name)[: max(self.at - self.size // 2, 3)]
+        known = values_of(self.run, name)[: max(self.at - self.size // 2, 3)]
         known = known[np.isfinite(known)]
         return float(np.median(known)) if len(known) >= 3 else math.nan
 
     def peak(self, name: str, side: int = 1) -> float:
         """Highest (side 1) or lowest (-1) mean of 3 rows around the fall or after it."""
-        values = trailing(_of(self.run, name), 3)[max(self.at - self.size, 2) :]
+        values = trailing(values_of(self.run, name), 3)[max(self.at - self.size, 2) :]
         values = values[np.isfinite(values)]
         if not len(values):
             return math.nan
@@ -90,7 +89,7 @@ class Scene:
 
     def late(self, name: str) -> float:
         """Median of a signal over the last rows."""
-        known = _of(self.run, name)
+        known = values_of(self.run, name)
         known = known[np.isfinite(known)]
         return float(np.median(known[-self.size :])) if len(known) >= ENOUGH else math.nan
 
@@ -143,7 +142,7 @@ def _no_signal(s: Scene) -> str:
         ("no_contrast", 1.0, "all groups have one reward"),
         ("grad_norm", 0.0, "the gradient is 0"),
     ):
-        values = _of(s.run, name)
+        values = values_of(s.run, name)
         values = values[np.isfinite(values)]
         share = float(np.mean(np.abs(values - value) < 1e-9)) if len(values) >= ENOUGH else 0.0
         if share > 0.5:
@@ -202,7 +201,7 @@ TOOL_SIGNS = ("rollout_time", "turns", "searches", "tool_success", "tool_failure
 
 def _near(s: Scene, name: str, width: int = 5) -> tuple[float, float]:
     """Medians of the last rows before the fall and of the first after it."""
-    values = _of(s.run, name)
+    values = values_of(s.run, name)
     parts = values[max(s.at - width, 0) : s.at], values[s.at : s.at + width]
     known = [p[np.isfinite(p)] for p in parts]
     a, b = (float(np.median(p)) if len(p) else math.nan for p in known)
@@ -232,8 +231,8 @@ def _more_trouble(s: Scene, name: str) -> str:
 
 
 def _displacement(s: Scene) -> str:
-    moved = _of(s.run, "displacement")[5 : s.at + 1]
-    probe = _of(s.run, "probe")
+    moved = values_of(s.run, "displacement")[5 : s.at + 1]
+    probe = values_of(s.run, "probe")
     lost = float(-np.nansum(np.minimum(moved, 0))) if np.isfinite(moved).any() else 0.0
     known = probe[: s.at + 1][np.isfinite(probe[: s.at + 1])]
     fall = float(known[:5].max() - known[-3:].mean()) if len(known) > 8 else 0.0
@@ -260,7 +259,7 @@ def _entropy_down(s: Scene) -> str:
     if s.judged.verdict == "healthy":
         return ""
     start, end = s.early("entropy"), s.peak("entropy", -1) if s.fell else s.late("entropy")
-    near = _of(s.run, "entropy")[max(s.at - 2 * s.size, 0) : s.at]
+    near = values_of(s.run, "entropy")[max(s.at - 2 * s.size, 0) : s.at]
     near = near[np.isfinite(near)]
     falls_there = not s.fell or (len(near) > 2 and end < 0.5 * float(np.median(near[:3])))
     gone = s.fell and s.before("entropy") <= 0.35 * start and end <= 0.2 * start
@@ -285,7 +284,7 @@ def _longer(s: Scene) -> str:
 
 
 def _shorter(s: Scene) -> str:
-    known = _of(s.run, "length")
+    known = values_of(s.run, "length")
     known = known[np.isfinite(known)]
     if not s.fell or len(known) < ENOUGH:
         return ""
@@ -309,7 +308,7 @@ def _format(s: Scene) -> str:
 def _spikes(s: Scene) -> str:
     if not s.fell or s.judged.row is None:
         return ""
-    norms = _of(s.run, "grad_norm")
+    norms = values_of(s.run, "grad_norm")
     cut = s.at - min(max(10, len(norms) // 5), s.at // 2)
     past, ahead = norms[:cut], norms[cut : s.at + 1]
     past, ahead = past[np.isfinite(past) & (past > 0)], ahead[np.isfinite(ahead)]
@@ -328,7 +327,7 @@ def _spikes(s: Scene) -> str:
 def _kl_ran(s: Scene) -> str:
     if s.judged.verdict == "healthy" or s.run.columns.get("kl") == "actor/reward_kl_penalty":
         return ""
-    known = _of(s.run, "kl")
+    known = values_of(s.run, "kl")
     known = known[np.isfinite(known)]
     if len(known) < ENOUGH:
         return ""
@@ -340,7 +339,7 @@ def _kl_ran(s: Scene) -> str:
 
 
 def _kl_in_reward(s: Scene) -> str:
-    shaped = _of(s.run, "shaped_reward")
+    shaped = values_of(s.run, "shaped_reward")
     known = np.isfinite(shaped)
     if not s.fell or s.judged.row is None or known.sum() < ENOUGH:
         return ""

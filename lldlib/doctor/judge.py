@@ -24,6 +24,7 @@ from lldlib.doctor.series import (
     means,
     noise,
     trailing,
+    values_of,
     window_size,
 )
 
@@ -410,13 +411,6 @@ class Warning_:
     grid: tuple[float, ...]  # thresholds that were tried
 
 
-def _of(run: Run, name: str) -> Array:
-    values = run.signals.get(name)
-    if values is None:
-        return np.full(len(run.steps), np.nan)
-    return np.where(np.isfinite(values), values, np.nan)
-
-
 START = 5  # rows at the start that no warning watches
 
 
@@ -464,7 +458,7 @@ def _over_early(values: Array) -> Array:
 
 def _probe_fall(run: Run) -> Array:
     """Nats a token that fixed correct answers lost within 10 rows, by means of 3."""
-    mean, out = trailing(_of(run, "probe"), 3), np.full(len(run.steps), np.nan)
+    mean, out = trailing(values_of(run, "probe"), 3), np.full(len(run.steps), np.nan)
     out[10:] = mean[:-10] - mean[10:]
     return out
 
@@ -494,49 +488,49 @@ WARNINGS = (
     Warning_(
         "updates cost",
         "the updates took {x:g} nats a token from correct answers, mean of 5 rows",
-        lambda run: -trailing(_of(run, "displacement")),
+        lambda run: -trailing(values_of(run, "displacement")),
         (0.04, 0.06, 0.08, 0.1, 0.15),
     ),
     Warning_(
         "too sure",
         "the batch's correct answers are surer than at the start: 1/{x:g} of the nats",
-        lambda run: 1 / np.maximum(_over_early(_of(run, "likelihood")), 1e-12),
+        lambda run: 1 / np.maximum(_over_early(values_of(run, "likelihood")), 1e-12),
         (3.0, 4.0, 5.0, 6.0, 8.0),
     ),
     Warning_(
         "entropy up",
         "entropy is {x:g} times its lowest so far",
-        lambda run: _over_lowest(_of(run, "entropy")),
+        lambda run: _over_lowest(values_of(run, "entropy")),
         (1.3, 1.5, 2.0, 3.0, 4.0),
     ),
     Warning_(
         "entropy down",
         "entropy is 1/{x:g} of its highest so far",
-        lambda run: _under_highest(_of(run, "entropy")),
+        lambda run: _under_highest(values_of(run, "entropy")),
         (3.0, 4.0, 5.0, 7.0, 10.0, 30.0),
     ),
     Warning_(
         "gradient spike",
         "a gradient norm is {x:g} times the median of all before",
-        lambda run: _over_median(_of(run, "grad_norm")),
+        lambda run: _over_median(values_of(run, "grad_norm")),
         (3.0, 5.0, 10.0, 20.0, 50.0),
     ),
     Warning_(
         "KL up",
         "the KL is {x:g} times the median of all before",
-        lambda run: _over_median(_of(run, "kl"), 3),
+        lambda run: _over_median(values_of(run, "kl"), 3),
         (5.0, 10.0, 20.0, 50.0, 100.0),
     ),
     Warning_(
         "longer answers",
         "answers are {x:g} times as long as at the start",
-        lambda run: _over_early(_of(run, "length")),
+        lambda run: _over_early(values_of(run, "length")),
         (1.2, 1.3, 1.5, 2.0, 3.0),
     ),
     Warning_(
         "shorter answers",
         "the longest answers so far were {x:g} times as long",
-        lambda run: _under_highest(_of(run, "length")),
+        lambda run: _under_highest(values_of(run, "length")),
         (1.3, 1.5, 2.0, 3.0),
     ),
     Warning_(

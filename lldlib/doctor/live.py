@@ -268,6 +268,7 @@ def upload_widget(height: int = 900) -> Any:
     said, page = ipywidgets.HTML(), ipywidgets.HTML()
 
     def dropped(change: Mapping[str, Any]) -> None:
+        """Diagnose the files that were dropped, and show what is said of each."""
         with tempfile.TemporaryDirectory() as folder:
             found, errors = [], []
             for one in change["new"]:

@@ -336,3 +336,11 @@ def break_at(values: Array) -> int:
     rest = total[-1] - total[k - 1]
     right = square[-1] - square[k - 1] - rest**2 / (n - k)
     return int(k[np.argmin(left + right)])
+
+
+def values_of(run: Run, name: str) -> Array:
+    """A signal, a value a row; nan where nothing finite was logged or there is no such signal."""
+    values = run.signals.get(name)
+    if values is None:
+        return np.full(len(run.steps), np.nan)
+    return np.where(np.isfinite(values), values, np.nan)

@@ -75,8 +75,10 @@ def demo(
 
 
 def _demo_row(arm: str, run: Run) -> Row:
-    row = summarise(run)
-    row |= {"arm": arm, "best_em": row["heldout_em_best_before_collapse"]}
+    row = summarise(run)  # of the start as well: evaluations may miss a short peak
+    exams = [row[key] for key in ("start_em", "heldout_em_best_before_collapse")]
+    known = [em for em in exams if em is not None]
+    row |= {"arm": arm, "best_em": max(known, default=None)}
     return {key: row[key] for key in COLUMNS}
 
 

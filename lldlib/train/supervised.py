@@ -146,6 +146,7 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
     text, permuted, retriever = TokenText(policy.tokenizer), world, None
 
     def draw(step: int) -> list[Episode]:
+        """The lessons of an update, on a planet that is made anew every few updates."""
         nonlocal permuted, retriever
         if step % config.steps_per_world == 0:
             permuted = world.permuted(config.seed * 1_000_003 + step).all_as("train")
