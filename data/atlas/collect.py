@@ -35,7 +35,8 @@ def row(run: Run) -> list[str]:
     """The cells of a run, in the order of COLUMNS."""
     frame, collapse = run.frame, find_collapse(run.column("reward/mean"))
     exams = frame[frame.index % 10 == 9]
-    pairs = zip(exams["eval/heldout_em"], exams["eval/heldout_em_greedy"], strict=True)
+    names = [name for name in ("eval/heldout_em", "eval/heldout_em_greedy") if name in exams]
+    pairs = exams[names].dropna().values if names else []
     start = frame.get("eval/start_em")
     fate = "-" if collapse.batch is None else str(collapse.batch)
     return [
