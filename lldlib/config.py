@@ -6,7 +6,7 @@ from typing import Literal
 
 Gate = Literal["action", "response", "token"]
 AnswerSchedule = Literal["none", "paper", "code"]
-Preserve = Literal["nonnegative", "positive"]
+Preserve = Literal["nonnegative", "positive", "negative"]
 Precision = Literal["float32", "bfloat16"]
 Kind = Literal["qa", "maths"]
 Rewards = Literal["true", "coin", "shuffled"]
@@ -57,12 +57,13 @@ class LossConfig:
     kl_coef: float = 0.001  # weight of the KL to the reference policy
     kl_estimator: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"  # of that KL
     old_kl_coef: float = (
-        0.0  # weight of a plain KL to the old policy on all tokens (a causal control)
+        0.0  # weight of a plain KL to the old policy (a causal control)
     )
+    old_kl_rows: Literal["all", "preserved"] = "all"  # where it pulls; preserved: those of LLDS
     llds_coef: float = 0.0  # lambda of LLDS
     llds_gate: Gate = "action"  # where LLDS may act
     llds_preserve: Preserve = (
-        "nonnegative"  # rows LLDS keeps: A >= 0 (paper), or A > 0, without groups of one reward
+        "nonnegative"  # rows LLDS keeps: A >= 0 (paper), A > 0, or (a causal control) A < 0
     )
     llds_normalizer: Literal["preserved", "all"] = (
         "preserved"  # the divisor: tokens of the rows it keeps (paper) or all (code)

@@ -196,6 +196,12 @@ def test_llds_may_keep_correct_rows_of_mixed_groups_alone():
     assert preserved.sum(1).tolist() == [4, 0, 0]
 
 
+def test_llds_may_keep_incorrect_rows_as_a_control():
+    opposite = torch.tensor([-1.0, 0.0, 1.0])
+    preserved = losses.preserved_mask(opposite, LLDS_MASK, "negative")
+    assert preserved.sum(1).tolist() == [4, 0, 0]
+
+
 def test_llds_gate_mask_holds_every_token_of_an_open_action():
     gate = losses.llds_gate(-1 - FALL, -torch.ones(3, 5), LLDS_ADVANTAGES, LLDS_MASK, "action")
     assert gate.equal(tensor([[YES, YES, NO, NO, NO]] * 2 + [[NO] * 5]))

@@ -320,6 +320,10 @@ def test_kl_entropy_and_kl_cov_are_added_with_their_weights():
         loss, _, stats = step(replace(BARE, **{knob: 2.0}, kl_estimator="k1"), x)
         assert stats[key].item() == pytest.approx(-0.15)
         assert (loss - base).item() == pytest.approx(2 * -0.15)
+    # on preserved rows alone, a mean over their two tokens: row 0 has A = 1
+    kept = replace(BARE, old_kl_coef=2.0, old_kl_rows="preserved", kl_estimator="k1")
+    moved = hand_inputs([[-0.4, -1.2, 9.0], [-0.5, -1.5, 9.0]])
+    assert step(kept, moved)[2]["kl/old"].item() == pytest.approx((0.6 - 0.2) / 2)
     assert (step(replace(BARE, entropy_coef=0.5), x)[0] - base).item() == pytest.approx(-1.0)
     # covariances 0.25 (logp -0.9, A = 1) and (logp -1.4, A = -1), |log-ratios| 0.1 and 0.4
     for share, total in ((0.5, 0.5), (1.0, 1.0)):

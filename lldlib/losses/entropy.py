@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lldlib.config import LossConfig
+from lldlib.losses.llds import preserved_mask
 from lldlib.losses.term import (
     KL_LIMIT,
     NATS,
@@ -18,6 +19,7 @@ from lldlib.losses.term import (
     Stats,
     Term,
     action_mean,
+    aggregate,
     keep,
     log_ratio,
     per_token,
@@ -172,8 +174,13 @@ def _kl_value(
 def _old_kl_value(
     config: LossConfig, x: LossInputs, counts: Counts | None
 ) -> tuple[Float[Tensor, ""], Stats]:
+    """Over the preserved rows, if the config says so, as a token mean like LLDS's."""
     term = kl_to_reference(x.logp, x.old_logp, x.action_mask, config.kl_estimator)
-    value = action_mean(term, config, x, counts)
+    if config.old_kl_rows == "preserved":
+        mask = preserved_mask(x.advantages, x.action_mask, config.llds_preserve)
+        value = aggregate(term, mask, "token-mean", None if counts is None else counts.preserved)
+    else:
+        value = action_mean(term, config, x, counts)
     return value, {"kl/old": value}
 
 

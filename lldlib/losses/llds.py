@@ -124,14 +124,19 @@ def preserved_mask(
 
     "nonnegative": advantage >= 0, so groups without any contrast too, be they all right or all
     wrong (2512.04220v2, the preserving set). "positive": advantage > 0, correct rows of mixed
-    groups alone; a variant of this project. Raises ValueError on another name.
+    groups alone; a variant of this project. "negative": advantage < 0, a causal control. Raises
+    ValueError on another name.
     """
     advantages = per_token(advantages, action_mask)
     if preserve == "nonnegative":
         return action_mask & (advantages >= 0)
     if preserve == "positive":
         return action_mask & (advantages > 0)
-    raise ValueError(f"unknown set {preserve!r} for LLDS: use 'nonnegative' or 'positive'")
+    if preserve == "negative":
+        return action_mask & (advantages < 0)
+    raise ValueError(
+        f"unknown set {preserve!r} for LLDS: use 'nonnegative', 'positive' or 'negative'"
+    )
 
 
 def likelihood_fall(
