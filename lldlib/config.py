@@ -56,9 +56,7 @@ class LossConfig:
     entropy_coef: float = 0.0  # weight of the entropy bonus
     kl_coef: float = 0.001  # weight of the KL to the reference policy
     kl_estimator: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"  # of that KL
-    old_kl_coef: float = (
-        0.0  # weight of a plain KL to the old policy (a causal control)
-    )
+    old_kl_coef: float = 0.0  # weight of a plain KL to the old policy (a causal control)
     old_kl_rows: Literal["all", "preserved"] = "all"  # where it pulls; preserved: those of LLDS
     llds_coef: float = 0.0  # lambda of LLDS
     llds_gate: Gate = "action"  # where LLDS may act
