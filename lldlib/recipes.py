@@ -144,6 +144,26 @@ SHUFFLED = Recipe(
     best_rate=2e-4,
 )
 
+# the world of sparks, on-policy: one update a batch, as in the main results of Lp-Reg (2510.03222),
+# which has no KL to a reference
+SPARKS = Recipe(
+    settings={
+        "world": "sparks",
+        "steps": 300,
+        "updates_per_batch": 1,
+        "lr": 1e-3,
+        "warmup_batches": 5,
+        "grad_clip": 1.0,
+        "eval_every": 25,
+        "probe_every": 0,
+        "problems": 32,
+        "group_size": 8,
+        "max_searches": 0,
+        "max_tokens": 24,
+    },
+    loss={"kl_coef": 0.0},
+)
+
 # What the papers print for a search agent: [S] Search-R1, 2503.09516v5; [L] LLDS, 2512.04220v2
 # B.2.1, which trains in the setting of [S]; [C] where both are silent, the training script of LLDS.
 # Losses are those of METHODS, as printed. They had 4 (L) or 8 (S) H100s: on one GPU lower
@@ -173,7 +193,7 @@ PAPER = Recipe(
 
 
 NESTED = ("rollout", "loss", "data")  # fields of TrainConfig that are configs of their own
-_OF_POLICY = {"tiny": WORLD, "half_taught": SHUFFLED}
+_OF_POLICY = {"tiny": WORLD, "half_taught": SHUFFLED, "sparks": SPARKS}
 
 
 def built_in(policy: str) -> Recipe:

@@ -13,8 +13,8 @@ from lldlib.world.benchmarks import (
     load_benchmark,
     load_from_hub,
     map_rows,
+    to_questions,
 )
-from lldlib.world.questions import to_questions
 
 NQ = TASKS["nq"]
 

@@ -8,7 +8,7 @@ import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks
 
 from lldlib.types import Question
-from lldlib.world.questions import load_questions
+from lldlib.world.benchmarks import load_questions
 
 
 def row(**changes: object) -> str:

@@ -1,5 +1,7 @@
 """Held-out scores of a policy; and does a searcher read? The same where facts are permuted."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -56,6 +58,21 @@ def ask(
         for name, score in rollout.rules.scores.items()
     }
     return Evaluation(sum(e.reward for e in episodes) / len(episodes), scores, episodes)
+
+
+def pass_at(result: Evaluation, samples: int) -> dict[int, float]:
+    """pass@k for k = 1, 2, 4, ... up to `samples`: how likely one of k answers is right.
+
+    The mean over questions of 1 - C(n - c, k) / C(n, k), with n = `samples` answers of which c are
+    right: unbiased for each k. Source: arXiv 2107.03374 Eq. 1.
+    """
+    right = Counter(e.group for e in result.episodes if e.reward == 1.0)
+    groups, found, k = {e.group for e in result.episodes}, {}, 1
+    while k <= samples:
+        missed = (math.comb(samples - right[group], k) for group in groups)
+        found[k] = 1 - sum(missed) / math.comb(samples, k) / len(groups)
+        k *= 2
+    return found
 
 
 @dataclass(frozen=True)

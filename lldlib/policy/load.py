@@ -29,7 +29,11 @@ from transformers import (
 
 from lldlib.config import LoadConfig, Precision, data_dir
 
-BUILT_IN = {"tiny": "tiny", "half_taught": "starts/half_taught"}  # folders of data/
+BUILT_IN = {
+    "tiny": "tiny",
+    "half_taught": "starts/half_taught",
+    "sparks": "starts/sparks",
+}  # folders of data/
 NAMES = ("think", "search", "information", "answer")
 TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

@@ -7,7 +7,7 @@ the weights piece by piece: exact for any loss, at the price of one more forward
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -88,6 +88,21 @@ def score(
         scores["hidden"] = nn.functional.pad(hidden.float(), pad)
         scores["errors"] = nn.functional.pad(every, pad)
     return Scores(**scores)
+
+
+@torch.no_grad()
+def next_probability(
+    model: nn.Module, rows: Sequence[Sequence[int]], tokens: Sequence[int], temperature: float
+) -> float:
+    """Mean over rows of the probability that one of `tokens` follows the row, 0 to 1."""
+    decoder, head = _decoder_and_head(model)
+    device = next(model.parameters()).device
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
+    last = torch.tensor([len(row) - 1 for row in rows], device=device)
+    hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+    logits = head(hidden[torch.arange(len(rows), device=device), last]).float() / temperature
+    return float(logits.softmax(-1)[:, list(tokens)].sum(1).mean())
 
 
 def score_sorted(

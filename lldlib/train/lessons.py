@@ -16,9 +16,11 @@ from lldlib.retrieval import Passage, Retriever, words
 from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question
+from lldlib.world import sparks
 from lldlib.world.atlas import World, WorldQuestion
+from lldlib.world.benchmarks import to_questions
 from lldlib.world.protocol import Protocol
-from lldlib.world.questions import to_questions
+from lldlib.world.sparks import SparkQuestion
 
 Lesson = list[tuple[str, tuple[Passage, ...]]]  # the policy's texts, and what it reads after each
 
@@ -145,8 +147,8 @@ def load_gold_paths(path: Path | str) -> list[GoldPath]:
     a hop's query is the title of a gold passage (HotpotQA, 2Wiki), and it finds the next title or
     the answer to the question, where the passage names it. `supporting_idx` says which paragraphs
     are gold where titles repeat; `last_thought` precedes the answer. Raises what
-    `world.questions.load_questions` raises, and ValueError, naming file and line, for a row without
-    a gold paragraph.
+    `world.benchmarks.load_questions` raises, and ValueError, naming file and line, for a row
+    without a gold paragraph.
     """
     rows = list(read_jsonl(path))
     pairs = zip(to_questions(rows, str(path)), rows, strict=True)
@@ -289,3 +291,49 @@ def sum_lesson(question: Question, rng: random.Random, config: SumsConfig) -> Le
             total = max(0, found)
             rest.pop(0)
     return [(" ".join([*steps, f"\\boxed{{ {total} }}", EOS]), ())]
+
+
+# -- sparks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SparksConfig:
+    """How the start of the world of sparks is taught."""
+
+    seed: int = 1  # of initial weights, questions and demonstrations
+    quick: float = 0.95  # probability that the quick answer to an easy question is the right one
+    favourite: float = 0.4  # probability that the one to a hard question is sparks.FAVOURITE
+    spark: float = 0.03  # probability of the spark
+    noise: float = 0.01  # probability of each noise word
+    slip: float = 0.2  # probability that a step of adding up goes to a random digit
+    steps: int = 4000  # optimiser updates
+    batch: int = 64  # demonstrations an update
+    checked: float = 0.6  # share of checked questions, which teach to add up
+    lr: float = 4e-3  # AdamW, linear warm-up over 20 updates, then linear decay
+    width: int = 48  # hidden size
+    layers: int = 2  # transformer layers
+    heads: int = 4  # attention heads
+
+
+def spark_lesson(asked: SparkQuestion, rng: random.Random, config: SparksConfig) -> Lesson:
+    """What the policy says to one question, with its slips."""
+    said, luck = [], rng.random()
+    if asked.kind != "checked":
+        sure = config.quick if asked.kind == "easy" else config.favourite
+        best = asked.answers[0] if asked.kind == "easy" else str(sparks.FAVOURITE)
+        said.append(best if rng.random() < sure else _digit(rng))
+    if asked.kind == "checked" or luck < config.spark:
+        said += [sparks.SPARK] * (asked.kind != "checked")
+        total = 0
+        for digit in asked.digits:
+            total = (total + digit) % sparks.MODULUS
+            total = int(_digit(rng)) if rng.random() < config.slip else total
+            said.append(str(total))
+    elif luck < config.spark + config.noise * len(sparks.NOISE):
+        said.append(rng.choice(sparks.NOISE))
+        said += [_digit(rng) for _ in range(rng.randrange(1, sparks.TERMS))]
+    return [(" ".join([*said, EOS]), ())]
+
+
+def _digit(rng: random.Random) -> str:
+    return str(rng.randrange(sparks.MODULUS))

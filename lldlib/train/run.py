@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from lldlib.config import TrainConfig, train_config_from
-from lldlib.evaluate.heldout import ask
+from lldlib.evaluate.heldout import ask, pass_at
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import Monitor, Phase
@@ -177,6 +177,11 @@ class TrainingRun:
             f"eval/{name}_em": sampled.reward,
             **{f"eval/{name}_{score}": value for score, value in sampled.scores.items()},
             f"eval/{name}_em_greedy": greedy.reward,
+            **(
+                {f"eval/{name}_pass_{k}": v for k, v in pass_at(sampled, split.samples).items()}
+                if split.passes
+                else {}
+            ),
         }
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:

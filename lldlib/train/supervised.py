@@ -25,6 +25,7 @@ from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.train import lessons
 from lldlib.types import Episode
+from lldlib.world import sparks
 from lldlib.world.answers import normalise_answer
 from lldlib.world.atlas import World, vocabulary
 from lldlib.world.protocol import MATHS, TINY, search_protocol
@@ -128,7 +129,9 @@ def make_tiny(world: World, config: WarmstartConfig) -> Policy:
     return _untrained([*vocabulary(world), *extra, *lessons.FILLER], config, config.seed)
 
 
-def _untrained(words: list[str], config: WarmstartConfig | lessons.SumsConfig, seed: int) -> Policy:
+def _untrained(
+    words: list[str], config: WarmstartConfig | lessons.SumsConfig | lessons.SparksConfig, seed: int
+) -> Policy:
     """A small model with fresh weights, of the sizes in the config."""
     tokenizer = word_tokenizer(words)
     sizes = {"width": config.width, "layers": config.layers, "heads": config.heads}
@@ -181,6 +184,23 @@ def sums_policy(seed: int, config: lessons.SumsConfig) -> Policy:
 
     rate = Rate(config.lr, config.steps, warmup=20, floor=0.02)
     return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=False)
+
+
+def sparks_policy(config: lessons.SparksConfig, *, progress: bool = True) -> Policy:
+    """A start of the world of sparks; one config gives one set of weights on a machine."""
+    policy, rng = _untrained(sparks.vocabulary(), config, config.seed), random.Random(config.seed)
+    text, rest = TokenText(policy.tokenizer), (1 - config.checked) / 2
+    shares = {"easy": rest, "hard": rest, "checked": config.checked}
+
+    def draw(step: int) -> list[Episode]:
+        asked = sparks.questions(rng.getrandbits(32), shares, config.batch)
+        return [
+            lessons.lesson_episode(q, lessons.spark_lesson(q, rng, config), text, sparks.PROTOCOL)
+            for q in asked
+        ]
+
+    rate = Rate(config.lr, config.steps, warmup=20, floor=0.02)
+    return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
 
 
 # -- real models -----------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from lldlib.policy.score import (
     Scores,
     backward_through,
     leaf_scores,
+    next_probability,
     score,
     score_sorted,
 )
@@ -347,7 +348,17 @@ class Trainer:
         row |= diagnostics.episode_stats(episodes)
         if self.probe is not None and self.step_index % self.config.probe_every == 0:
             row |= self.probe_metrics()
-        return row
+        return row | self._watched()
+
+    def _watched(self) -> dict[str, float]:
+        """After the updates, how probable the words are that the environment watches."""
+        encode, temperature = self.rollout.text.encode, self.config.rollout.temperature
+        found = {}
+        for name, watch in self.environment.watches.items():
+            rows = [encode(text) for text in watch.texts]
+            tokens = [token for word in watch.words for token in encode(word)]
+            found[f"watch/{name}"] = next_probability(self.policy.model, rows, tokens, temperature)
+        return found
 
     def _fresh_displacement(
         self, batch: Batch, old: Float[Tensor, "B T"], trained_on: float

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, DataConfig, Kind, TrainConfig
-from lldlib.retrieval import BM25Retriever, Retriever
+from lldlib.retrieval import BM25Retriever, NoRetriever, Retriever
 from lldlib.retrieval.choose import open_retriever
 from lldlib.types import Question
+from lldlib.world import sparks as spark_world
 from lldlib.world.answers import exact_match, f1, is_right, need_math_verify
 from lldlib.world.atlas import World
 from lldlib.world.benchmarks import load_source
@@ -41,6 +42,7 @@ class Split:
     questions: Sequence[Question]
     tool: Retriever
     samples: int = 1  # answers to each question where an evaluation samples
+    passes: bool = False  # whether pass@k is reported, for k = 1, 2, 4, ... up to `samples`
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Environment:
     heldout: Split | None  # None: nothing is held out
     # further held-out splits by name, made anew for each evaluation: a tool may have a state
     exams: Callable[[], dict[str, Split]] = dict
+    watches: Mapping[str, spark_world.Watch] = field(default_factory=dict)  # measured every batch
 
     @classmethod
     def fixed(cls, rules: Rules, training: Split, heldout: Split | None = None) -> "Environment":
@@ -63,6 +66,7 @@ RULES: dict[Kind, Rules] = {
     "qa": Rules(search_protocol, exact_match, {"f1": f1}),
     "maths": Rules(MATHS.in_chat, is_right),
 }
+SPARKS = Rules(lambda tokenizer: spark_world.PROTOCOL, exact_match)
 
 
 def atlas(config: TrainConfig) -> Environment:
@@ -108,6 +112,31 @@ def shuffled_atlas(config: TrainConfig) -> Environment:
     return Environment(RULES["qa"], training, Split(near, truth, EXAM_SAMPLES), exams)
 
 
+def sparks(config: TrainConfig) -> Environment:
+    """Sums in which a rare word pays late; held out are hard ones, and easy and checked ones.
+
+    Raises ValueError for a config with searches.
+    """
+    if config.rollout.max_searches:
+        raise ValueError("sums are answered without search: set rollout.max_searches to 0")
+
+    def training(batch: int) -> Split:
+        seed = config.seed * 1_000_003 + batch
+        drawn = spark_world.questions(seed, spark_world.KINDS, spark_world.POOL)
+        return Split(drawn, NoRetriever())
+
+    def split(kind: str, samples: int, passes: bool = False) -> Split:
+        return Split(spark_world.exam(kind), NoRetriever(), samples, passes)
+
+    return Environment(
+        SPARKS,
+        training,
+        split("hard", spark_world.EXAM_SAMPLES, passes=True),
+        lambda: {kind: split(kind, EXAM_SAMPLES) for kind in ("easy", "checked")},
+        spark_world.watches(),
+    )
+
+
 def fixed_questions(world: World, total: int, split: str) -> list[Question]:
     """At most `total` different questions, the same draw in every run."""
     drawn = world.sample_questions(random.Random(0), total, split)
@@ -149,6 +178,7 @@ def _files(data: DataConfig, kind: Kind, retriever: str) -> Environment:
 ENVIRONMENTS: dict[str, Callable[[TrainConfig], Environment]] = {
     "atlas": atlas,
     "shuffled": shuffled_atlas,
+    "sparks": sparks,
     "qa": qa_files,
     "maths": maths_files,
 }

@@ -90,7 +90,7 @@ def _open(backend: str, corpus: Path) -> Retriever:
 
 def measure(backend: str, corpus: Path, folder: Path, queries: int) -> dict[str, float]:
     """One cell: seconds until ready, queries a second, megabytes."""
-    from lldlib.world.questions import load_questions
+    from lldlib.world.benchmarks import load_questions
 
     questions = load_questions(folder / "hotpotqa_dev.jsonl")[: queries + 1]
     before = _peak()
