@@ -11,7 +11,7 @@ from glossary_page import PAGE, SYMBOLS, glossary_page, letters_of
 from lldlib.runs.glossary import GLOSSARY, describe
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = sorted((ROOT / "data" / "runs").rglob("metrics.jsonl"))
+RUNS = sorted((ROOT / "data").rglob("metrics.jsonl"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)

@@ -1,7 +1,8 @@
 """What every logged key means: its name, formula, unit, and what a healthy run shows.
 
 Signs and masks are those of `lldlib.types` and `lldlib.runs.measures`; "batch" is a rollout batch.
-`k` stands for the number of an action, `<reason>` for a StopReason.
+`k` stands for the number of an action or of answers, `<reason>` for a StopReason, `<exam>` for a
+held-out set.
 """
 
 import re
@@ -256,11 +257,38 @@ GLOSSARY: dict[str, Metric] = {
                 "questions of one hop more than training asks",
                 "follows held-out EM",
             ),
+            ("easy", "easy", "short sums of the world of sparks", "near 1"),
+            (
+                "checked",
+                "checked",
+                "long sums of the world of sparks in which somebody has said the spark",
+                "rises: it tells how well adding up is learned",
+            ),
         )
         for key, name, how in (
             ("em", "EM", "share of sampled answers that match exactly"),
             ("f1", "F1", "mean word F1 of sampled answers"),
             ("em_greedy", "greedy EM", "share of greedy answers that match exactly"),
+        )
+    },
+    "eval/<exam>_pass_k": Metric(
+        "pass@k",
+        "how likely one of k sampled answers is right, in the mean over the exam's questions",
+        SHARE,
+        "at k = 1 the sampled EM; falling at large k while EM rises: less is tried",
+    ),
+    # -- words that the environment watches ----------------------------------------------------
+    **{
+        f"watch/{word}_{kind}": Metric(
+            f"{word}, {kind} sums",
+            f"mean probability of {what} right after the quick answer to held-out {kind} sums",
+            SHARE,
+            healthy,
+        )
+        for kind in ("easy", "hard")
+        for word, what, healthy in (
+            ("spark", "the spark", "holds at its start, and rises once adding up is learned"),
+            ("noise", "any noise word", "falls"),
         )
     },
     # -- what the policy did -------------------------------------------------------------------
@@ -300,15 +328,17 @@ GLOSSARY: dict[str, Metric] = {
 }
 
 _ACTION = re.compile(r"/action_[1-9]\d*$")
+_PASS = re.compile(r"^eval/[a-z]+_pass_[1-9]\d*$")
 _STOPS = {f"stop/{reason.value}" for reason in StopReason}
 
 
 def describe(key: str) -> Metric:
-    """The Metric of a logged key; `.../action_2` and `stop/answer` resolve to their pattern.
+    """The Metric of a logged key; `.../action_2`, `stop/answer` and the like give their pattern.
 
     Raises KeyError for a key that is not in the glossary.
     """
     pattern = "stop/<reason>" if key in _STOPS else _ACTION.sub("/action_k", key)
+    pattern = "eval/<exam>_pass_k" if _PASS.match(key) else pattern
     if pattern not in GLOSSARY:
         raise KeyError(f"{key!r} is in no glossary: add it to lldlib/runs/glossary.py")
     return GLOSSARY[pattern]
