@@ -228,13 +228,6 @@ check_paired_difference = exercise(
     digits=6,
 )
 
-check_probe_loss = exercise(
-    "`function(probe)`: the mean of the first five measured values less that of the last five.",
-    Case(([-1.0] * 5 + [-2.0] * 5,), 1.0, "First five less last five: a loss is above 0."),
-    Case(([-1.0] * 5 + [-1.5] * 3 + [-0.5] * 5,), -0.5, "What lies between does not count."),
-    Case(([None] * 3 + [-1.0] * 5 + [-3.0, None] * 5,), 2.0, "None: not measured. Skip it."),
-)
-
 
 def check_diagnosis(
     function: Function, patients: Sequence[Mapping[str, object]], labels: Sequence[str]

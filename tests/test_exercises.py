@@ -44,7 +44,7 @@ def order(onsets):
         ("check_seeds_needed", lambda limit: 1.96**2 * (1 / limit - 1), "wrong", "round up"),
         ("check_paired_difference", lambda a, b: 0.5, "wrong", "it gave 0.5, and (0.5, 0.25)"),
         ("check_paired_difference", lambda a, b: (0.5, 0.25), "wrong", "seed that only one arm"),
-        ("check_probe_loss", lambda probe: probe[0] - probe[-1], "wrong", "it raised TypeError"),
+        ("check_order_of", lambda onsets: onsets[0], "wrong", "it raised KeyError"),
     ],
 )
 def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
