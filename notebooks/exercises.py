@@ -74,14 +74,6 @@ def plain(value: object, digits: int) -> object:
 
 # -- notebooks 00 to 03: what an episode is, and which tokens are trained --------------------------
 
-check_last_batch_above = exercise(
-    "`function(rewards, level)`: the last batch whose reward is over `level`, or None.",
-    Case(([0.4, 0.7, 0.6, 0.1], 0.5), 2, "Batches count from 0; take the last one over."),
-    Case(([0.9, 0.2], 0.5), 0, "The only one over the level is batch 0."),
-    Case(([0.5, 0.5], 0.5), None, "Over the level means more than it, not equal to it."),
-    Case(([], 0.5), None, "A run without batches never was over anything: give None."),
-)
-
 hint = "Four numbers of 4 bytes for each parameter: weight, gradient, first and second moment."
 check_training_bytes = exercise(
     "`function(parameters)`: bytes of float32 weights, gradients and AdamW's two moments.",

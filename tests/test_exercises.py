@@ -19,7 +19,6 @@ def order(onsets):
         ("check_read_action", lambda text: text[99], "wrong", "it raised IndexError"),
         ("check_training_bytes", lambda n: 4 * n, "wrong", "it gave 4, and 16 is right"),
         ("check_training_bytes", lambda n: 16.0 * n, "right", "all 3 cases"),
-        ("check_last_batch_above", lambda r, level: len(r) - 2, "wrong", "not equal to it"),
         ("check_masked_mean", lambda v, m: sum(v) / len(v), "wrong", "the number of True"),
         ("check_answer_mask", lambda words: [False] * len(words), "wrong", "The tags belong"),
         ("check_displacement", lambda old, new, rewards: 0.0, "wrong", "Rows 0 and 2"),
