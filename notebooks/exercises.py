@@ -74,14 +74,6 @@ def plain(value: object, digits: int) -> object:
 
 # -- notebooks 00 to 03: what an episode is, and which tokens are trained --------------------------
 
-check_last_batch_above = exercise(
-    "`function(rewards, level)`: the last batch whose reward is over `level`, or None.",
-    Case(([0.4, 0.7, 0.6, 0.1], 0.5), 2, "Batches count from 0; take the last one over."),
-    Case(([0.9, 0.2], 0.5), 0, "The only one over the level is batch 0."),
-    Case(([0.5, 0.5], 0.5), None, "Over the level means more than it, not equal to it."),
-    Case(([], 0.5), None, "A run without batches never was over anything: give None."),
-)
-
 hint = "Four numbers of 4 bytes for each parameter: weight, gradient, first and second moment."
 check_training_bytes = exercise(
     "`function(parameters)`: bytes of float32 weights, gradients and AdamW's two moments.",
@@ -226,13 +218,6 @@ check_paired_difference = exercise(
         "The deviation divides by n - 1.",
     ),
     digits=6,
-)
-
-check_probe_loss = exercise(
-    "`function(probe)`: the mean of the first five measured values less that of the last five.",
-    Case(([-1.0] * 5 + [-2.0] * 5,), 1.0, "First five less last five: a loss is above 0."),
-    Case(([-1.0] * 5 + [-1.5] * 3 + [-0.5] * 5,), -0.5, "What lies between does not count."),
-    Case(([None] * 3 + [-1.0] * 5 + [-3.0, None] * 5,), 2.0, "None: not measured. Skip it."),
 )
 
 

@@ -274,6 +274,15 @@ def test_a_preset_sets_the_other_knobs(lab):
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("policy", ["tiny", "half_taught"])
+def test_a_preset_has_the_weight_of_the_runs_world(tmp_path, policy):
+    lab = LiveLab(FakeRun.new(tmp_path / "run", policy=policy))
+    asked = []
+    lab.knobs._turned = asked.append
+    lab.knobs.parts["method"].value = "llds"
+    assert asked[-1]["loss"] == train_config("llds", 0, policy=policy).loss
+
+
 def test_it_steers_a_training_run(tmp_path, micro):
     run = TrainingRun(
         train_config("grpo", 0, recipe=WORLD, **micro | {"steps": 3}), tmp_path / "run"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lldlib.config import AnswerSchedule, Gate, LossConfig, TrainConfig
 from lldlib.losses.objective import REGULARIZERS
-from lldlib.recipes import METHODS, WORLD
+from lldlib.recipes import METHODS, built_in
 from lldlib.runs.summary import value_text
 
 DPI = 100
@@ -73,6 +73,7 @@ class Knobs(ipywidgets.VBox):
 
     def __init__(self, turned: Callable[[dict[str, Any]], None]):
         self._turned, self._quiet, self._base = turned, False, LossConfig()
+        self._policy = ""  # of the run whose settings are shown
         loss = _loss_parts()
         self._loss = tuple(loss)  # knobs that are fields of the loss
         self.parts: dict[str, ipywidgets.Widget] = {
@@ -91,7 +92,7 @@ class Knobs(ipywidgets.VBox):
 
     def show(self, config: TrainConfig) -> None:
         """Let the controls stand as the config does, without turning anything."""
-        self._base, self._quiet = config.loss, True
+        self._base, self._quiet, self._policy = config.loss, True, config.policy
         try:
             self.parts["lr"].options = _rates(config.lr)
             shown = {"method": config.method, "lr": config.lr}
@@ -114,8 +115,8 @@ class Knobs(ipywidgets.VBox):
         self._turned({"loss": loss} | {k: self.parts[k].value for k in others})
 
     def _take_preset(self, name: str) -> None:
-        """The loss of a method, at the weights that suit the built-in world."""
-        self._base, self._quiet = WORLD.loss_of(name), True
+        """The loss of a method, at the weights that suit the run's built-in world."""
+        self._base, self._quiet = built_in(self._policy).loss_of(name), True
         for knob in self._loss:
             self.parts[knob].value = getattr(self._base, knob)
         self._quiet = False

@@ -152,7 +152,8 @@ def steer(page, folder: Callable[[], Path], shots: Path) -> None:
     knob = turned(page, folder)
     # it was turned between two batches, whichever were going when the click arrived
     assert knob["step"] >= 1
-    assert knob["loss"]["llds_coef"] == train_config("llds", 0).loss.llds_coef
+    preset = train_config("llds", 0, policy="half_taught").loss
+    assert knob["loss"]["llds_coef"] == preset.llds_coef
     reaches(page, r"A: (\d+) of", knob["step"] + 1)
     assert curve(page) != before
     button(page, "Pause").click()
