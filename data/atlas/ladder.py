@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lldlib.files import markdown_table
 from lldlib.runs.phases import find_collapse
-from lldlib.show.style import COLOURS, save, style
+from lldlib.show.style import COLOURS, SMALL, save, style
 
 HERE = Path(__file__).parent
 SEEDS, BATCHES, LAST = (0, 1, 2), 40, 2
@@ -60,7 +60,7 @@ def main() -> None:
     }
     lines = []
     for rate in sorted({rate for rates in ends.values() for rate in rates}):
-        cells = [f"{rate:.1e}".replace("e-0", "e-")]
+        cells = [f"{rate * 1e4:g}e-4"]
         for arm in ARMS:
             own = ends[arm].get(rate, {})
             dead = sum(
@@ -77,9 +77,8 @@ def main() -> None:
         means = {rate: fmean(own.values()) for rate, own in ends[arm].items()}
         best = max(means, key=means.get)
         near = [rate for rate, mean in means.items() if mean >= NEAR * means[best]]
-        print(
-            f"{name}: best {means[best]:.3f} at {best:g}; within 10 %: {min(near):g}..{max(near):g}"
-        )
+        print(f"{name}: best {means[best]:.3f} at {best:g}")
+        print(f"  within 10 % of it: {min(near):g} to {max(near):g}")
     draw(ends)
 
 
@@ -88,7 +87,7 @@ def draw(ends: dict[str, dict[float, dict[int, float]]]) -> None:
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = style(
         figure.subplots(),
-        "learning rate (16 updates of 20 rows a batch, 40 batches)",
+        "learning rate, in 0.0001",
         "held-out exact match, sampled",
     )
     for (arm, name), colour in zip(ARMS.items(), COLOURS, strict=False):
@@ -99,6 +98,9 @@ def draw(ends: dict[str, dict[float, dict[int, float]]]) -> None:
         axes.scatter(*zip(*points, strict=True), color=colour, s=18, alpha=0.7)
     axes.axhline(START, color="grey", linestyle=":", label="the start")
     axes.set(xscale="log", ylim=(-0.03, 1))
+    rungs = sorted({rate for rates in ends.values() for rate in rates})
+    axes.set_xticks(rungs, [f"{rate * 1e4:g}" for rate in rungs], fontsize=SMALL)
+    axes.minorticks_off()
     axes.legend(loc="lower left", frameon=False)
     save(figure, HERE / "ladder.png")
 
