@@ -90,8 +90,9 @@ def results(updates: int) -> None:
 
 def figure(frame: pd.DataFrame, arms: dict[str, str], name: str) -> None:
     """Four panels; a thin line a seed, a thick one their mean."""
-    picture = Figure(figsize=(9, 6), layout="constrained")
-    for axes, (title, key) in zip(picture.subplots(2, 2).flat, PANELS.items(), strict=True):
+    picture = Figure(figsize=(9, 6.4), layout="constrained")
+    panels = picture.subplots(2, 2).flat
+    for axes, (title, key) in zip(panels, PANELS.items(), strict=True):
         style(axes, BATCH, title)
         for (run, label), colour in zip(arms.items(), COLOURS, strict=False):
             part = frame[frame["run"] == run].dropna(subset=[key])
@@ -101,10 +102,23 @@ def figure(frame: pd.DataFrame, arms: dict[str, str], name: str) -> None:
             axes.plot(mean.index, mean, color=colour, linewidth=1.8, label=label)
         if key.startswith("watch"):
             axes.set_yscale("log")
-    axes.legend(fontsize=SMALL, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    picture.legend(
+        handles, labels, loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False
+    )
     save(picture, HERE / name)
 
+
+ARMS = {  # of the figure
+    "grpo": "GRPO",
+    "oracle": "oracle",
+    "lp_reg,lr=0.001": "Lp-Reg, paper's setting",
+    "lp_reg,lp_reg_coef=25,lp_reg_quantile=0.05,lp_reg_threshold=0.02,lr=0.0005": "Lp-Reg, beta 25",
+    "top_entropy,lr=0.001,top_entropy=0.1": "80/20, share 0.1",
+    "grpo_entropy,entropy_coef=0.05,lr=0.0005": "entropy bonus .05",
+}
 
 if __name__ == "__main__":
     screening()
     results(updates=1)
+    figure(read("runs.jsonl.gz"), ARMS, "figure.png")
