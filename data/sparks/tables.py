@@ -38,6 +38,16 @@ PANELS = {
 }
 
 
+ARMS = {  # of the figure
+    "grpo": "GRPO",
+    "oracle": "oracle",
+    "lp_reg,lr=0.001": "Lp-Reg, paper's setting",
+    "lp_reg,lp_reg_coef=25,lp_reg_quantile=0.05,lp_reg_threshold=0.02,lr=0.0005": "Lp-Reg, beta 25",
+    "top_entropy,lr=0.001,top_entropy=0.1": "80/20, share 0.1",
+    "grpo_entropy,entropy_coef=0.05,lr=0.0005": "entropy bonus .05",
+}
+
+
 def read(name: str) -> pd.DataFrame:
     """A line a batch."""
     return pd.read_json(HERE / name, lines=True)
@@ -79,13 +89,16 @@ def results(updates: int) -> None:
     table = table[(table["updates"] == updates) & ~table["seed"].isin(CHOICE)]
     names, lines = [*SCORES, *LEVELS, "seconds a batch"], []
     for run, own in table.groupby("run"):
-        lines.append([run, str(len(own)), *(spread(own[name]) for name in names)])
+        label = ARMS.get(run, run)
+        lines.append([label, str(len(own)), *(spread(own[name]) for name in names)])
     lines.sort(key=lambda line: line[2], reverse=True)
     print(markdown_table(["run", "seeds", *names], lines))
     rows = table.assign(arm=table["run"]).to_dict("records")
     base = next(run for run in table["run"].unique() if run.split(",")[0] == "grpo")
     for run in sorted(set(table["run"]) - {base}):
-        print(f"- {run} minus {base}, hard: {paired(rows, run, base, 'hard', 'hard')}")
+        gap = paired(rows, run, base, "hard", "hard")
+        error = gap["standard_error"]
+        print(f"- {ARMS.get(run, run)} minus GRPO, hard: {gap['difference']:.3f} +- {error:.3f}")
 
 
 def figure(frame: pd.DataFrame, arms: dict[str, str], name: str) -> None:
@@ -108,15 +121,6 @@ def figure(frame: pd.DataFrame, arms: dict[str, str], name: str) -> None:
     )
     save(picture, HERE / name)
 
-
-ARMS = {  # of the figure
-    "grpo": "GRPO",
-    "oracle": "oracle",
-    "lp_reg,lr=0.001": "Lp-Reg, paper's setting",
-    "lp_reg,lp_reg_coef=25,lp_reg_quantile=0.05,lp_reg_threshold=0.02,lr=0.0005": "Lp-Reg, beta 25",
-    "top_entropy,lr=0.001,top_entropy=0.1": "80/20, share 0.1",
-    "grpo_entropy,entropy_coef=0.05,lr=0.0005": "entropy bonus .05",
-}
 
 if __name__ == "__main__":
     screening()
