@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,19 @@ def write_whole(path: Path | str, text: str) -> None:
     fresh = path.with_name(f"{path.name}.tmp")
     fresh.write_text(text, encoding="utf-8", newline="\n")
     os.replace(fresh, path)
+
+
+def merge_jsonl(path: Path, new: Sequence[dict], name: Callable[[dict], Hashable]) -> list[dict]:
+    """Add objects to a gzipped file of JSON lines; returns all that it then holds.
+
+    Lines that it holds already under a `name` of a new one are replaced.
+    """
+    taken = {name(row) for row in new}
+    held = [row for _, row in read_jsonl(path)] if path.exists() else []
+    rows = [row for row in held if name(row) not in taken] + list(new)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return rows
 
 
 def write_json(path: Path | str, value: Any) -> None:

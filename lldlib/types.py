@@ -14,6 +14,7 @@ it.
 - an ACTION is one maximal run of `action_mask` in a row, which is one turn of the policy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
@@ -49,6 +50,14 @@ class Question:
     text: str
     answers: tuple[str, ...]
     hops: int = 0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The probability that one of `words` follows, in the mean over `texts`."""
+
+    texts: Sequence[str]
+    words: tuple[str, ...]
 
 
 @dataclass

@@ -7,11 +7,10 @@ logged metric. Lines of a run that it holds already are replaced. Only whole run
 """
 
 import argparse
-import gzip
-import json
 from pathlib import Path
 from statistics import fmean
 
+from lldlib.files import merge_jsonl
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import find_collapse
 
@@ -57,16 +56,8 @@ def main() -> None:
     given = parser.parse_args()
     runs = [Run(path) for path in given.runs if (path / "config.json").is_file()]
     whole = [run for run in runs if len(run.metrics) == run.config["steps"]]
-    held = []
-    if given.out.exists():
-        names = {run.path.name for run in whole}
-        with gzip.open(given.out, "rt") as file:
-            held = [line for line in file if json.loads(line)["run"] not in names]
-    with gzip.open(given.out, "wt") as file:
-        file.writelines(held)
-        for run in whole:
-            for metrics in run.metrics:
-                file.write(json.dumps({"run": run.path.name} | metrics) + "\n")
+    new = [{"run": run.path.name} | metrics for run in whole for metrics in run.metrics]
+    merge_jsonl(given.out, new, lambda row: row["run"])
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for run in whole:
         print("| " + " | ".join(row(run)) + " |")

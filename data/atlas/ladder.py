@@ -4,22 +4,19 @@ Prints the table of README.md and draws ladder.png. A run's end is the mean of i
 evaluations, sampled, on the validation half.
 """
 
-import gzip
-import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from lldlib.files import markdown_table
+from lldlib.files import markdown_table, read_jsonl
 from lldlib.runs.phases import find_collapse
 from lldlib.show.style import COLOURS, SMALL, save, style
 
 HERE = Path(__file__).parent
 SEEDS, BATCHES, LAST = (0, 1, 2), 40, 2
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS, lambda 0.5"}
-START = 0.28
 NEAR = 0.9  # of an arm's best: the range of rates that serve
 
 
@@ -31,17 +28,18 @@ def settings(name: str) -> dict[str, str]:
 def ladder() -> dict[str, dict[float, dict[int, list[dict]]]]:
     """Rows of each arm's runs that differ from the recipe in rate and seed alone."""
     found = {arm: defaultdict(lambda: defaultdict(list)) for arm in ARMS}
-    with gzip.open(HERE / "search.jsonl.gz", "rt") as file:
-        for row in map(json.loads, file):
-            given = settings(row["run"])
-            arm, seed = given.pop("method"), int(given.pop("seed", 0))
-            rate, coef = float(given.pop("lr", 1e-3)), given.pop("llds_coef", None)
-            plain = given.keys() <= {"eval_every", "policy", "steps", "checkpoint_every"}
-            if arm in ARMS and plain and seed in SEEDS and coef == {"llds": "0.5"}.get(arm):
-                found[arm][rate][seed].append(row)
-    whole = lambda rows: len(rows) == BATCHES  # noqa: E731
+    for _, row in read_jsonl(HERE / "search.jsonl.gz"):
+        given = settings(row["run"])
+        arm, seed = given.pop("method"), int(given.pop("seed", 0))
+        rate, coef = float(given.pop("lr", 1e-3)), given.pop("llds_coef", None)
+        plain = given.keys() <= {"eval_every", "policy", "steps", "checkpoint_every"}
+        if arm in ARMS and plain and seed in SEEDS and coef == {"llds": "0.5"}.get(arm):
+            found[arm][rate][seed].append(row)
     return {
-        arm: {r: {s: x for s, x in seeds.items() if whole(x)} for r, seeds in sorted(rates.items())}
+        arm: {
+            rate: {seed: rows for seed, rows in seeds.items() if len(rows) == BATCHES}
+            for rate, seeds in sorted(rates.items())
+        }
         for arm, rates in found.items()
     }
 
@@ -79,10 +77,11 @@ def main() -> None:
         near = [rate for rate, mean in means.items() if mean >= NEAR * means[best]]
         print(f"{name}: best {means[best]:.3f} at {best:g}")
         print(f"  within 10 % of it: {min(near):g} to {max(near):g}")
-    draw(ends)
+    first = runs["grpo"][min(runs["grpo"])][SEEDS[0]]
+    draw(ends, first[0]["eval/start_em"])
 
 
-def draw(ends: dict[str, dict[float, dict[int, float]]]) -> None:
+def draw(ends: dict[str, dict[float, dict[int, float]]], start: float) -> None:
     """A point a run, a line through the means."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = style(
@@ -96,7 +95,7 @@ def draw(ends: dict[str, dict[float, dict[int, float]]]) -> None:
         axes.plot(rates, means, color=colour, label=name)
         points = [(rate, value) for rate in rates for value in ends[arm][rate].values()]
         axes.scatter(*zip(*points, strict=True), color=colour, s=18, alpha=0.7)
-    axes.axhline(START, color="grey", linestyle=":", label="the start")
+    axes.axhline(start, color="grey", linestyle=":", label="the start")
     axes.set(xscale="log", ylim=(-0.03, 1))
     rungs = sorted({rate for rates in ends.values() for rate in rates})
     axes.set_xticks(rungs, [f"{rate * 1e4:g}" for rate in rungs], fontsize=SMALL)

@@ -6,11 +6,10 @@ the same run are replaced. Only whole runs are taken.
 """
 
 import argparse
-import gzip
-import json
 import re
 from pathlib import Path
 
+from lldlib.files import merge_jsonl
 from lldlib.runs.folder import Run
 
 KEPT = re.compile(
@@ -20,14 +19,13 @@ KEPT = re.compile(
 SHARED = re.compile(r",?(checkpoint_every|policy|seed|steps|updates_per_batch)=[^,]*|-seed\d+")
 
 
-def lines(run: Run) -> list[str]:
-    """The lines of one run."""
+def rows_of(run: Run) -> list[dict]:
+    """The rows of one run, one a batch."""
     known = {"run": SHARED.sub("", run.path.name).removeprefix("method=")}
     known |= {"seed": run.config["seed"], "batches": run.config["steps"]}
     known |= {"updates": run.config["updates_per_batch"], "lr": run.config["lr"]}
     return [
-        json.dumps(known | {key: _short(row[key]) for key in row if KEPT.match(key)}) + "\n"
-        for row in run.metrics
+        known | {key: _short(row[key]) for key in row if KEPT.match(key)} for row in run.metrics
     ]
 
 
@@ -42,19 +40,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     runs = [Run(path) for path in given.runs if (path / "config.json").is_file()]
-    new = [line for run in runs if len(run.metrics) == run.config["steps"] for line in lines(run)]
-    held = []
-    if given.out.exists():
-        taken = {_name(line) for line in new}
-        with gzip.open(given.out, "rt") as file:
-            held = [line for line in file if _name(line) not in taken]
-    with gzip.open(given.out, "wt") as file:
-        file.writelines(held + new)
-    print(f"{given.out}: {len({_name(line) for line in held + new})} runs")
+    new = [row for run in runs if len(run.metrics) == run.config["steps"] for row in rows_of(run)]
+    print(f"{given.out}: {len(set(map(_name, merge_jsonl(given.out, new, _name))))} runs")
 
 
-def _name(line: str) -> tuple:
-    row = json.loads(line)
+def _name(row: dict) -> tuple:
     return tuple(row[key] for key in ("run", "seed", "batches", "updates", "lr"))
 
 

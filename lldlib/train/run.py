@@ -173,16 +173,15 @@ class TrainingRun:
             ask(policy, rollout, split.questions, temperature=temperature, samples=split.samples)
             for temperature in (config.temperature, 0.0)
         )
-        return {
+        found = {
             f"eval/{name}_em": sampled.reward,
             **{f"eval/{name}_{score}": value for score, value in sampled.scores.items()},
             f"eval/{name}_em_greedy": greedy.reward,
-            **(
-                {f"eval/{name}_pass_{k}": v for k, v in pass_at(sampled, split.samples).items()}
-                if split.passes
-                else {}
-            ),
         }
+        if split.passes:
+            chances = pass_at(sampled, split.samples)
+            found |= {f"eval/{name}_pass_{k}": chance for k, chance in chances.items()}
+        return found
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
         """Run to the configured number of batches."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, DataConfig, Kind, TrainConfig
 from lldlib.retrieval import BM25Retriever, NoRetriever, Retriever
 from lldlib.retrieval.choose import open_retriever
-from lldlib.types import Question
+from lldlib.types import Question, Watch
 from lldlib.world import sparks as spark_world
 from lldlib.world.answers import exact_match, f1, is_right, need_math_verify
 from lldlib.world.atlas import World
@@ -54,7 +54,7 @@ class Environment:
     heldout: Split | None  # None: nothing is held out
     # further held-out splits by name, made anew for each evaluation: a tool may have a state
     exams: Callable[[], dict[str, Split]] = dict
-    watches: Mapping[str, spark_world.Watch] = field(default_factory=dict)  # measured every batch
+    watches: Mapping[str, Watch] = field(default_factory=dict)  # measured every batch
 
     @classmethod
     def fixed(cls, rules: Rules, training: Split, heldout: Split | None = None) -> "Environment":
@@ -131,7 +131,7 @@ def sparks(config: TrainConfig) -> Environment:
     return Environment(
         SPARKS,
         training,
-        split("hard", spark_world.EXAM_SAMPLES, passes=True),
+        split("hard", spark_world.PASS_SAMPLES, passes=True),
         lambda: {kind: split(kind, EXAM_SAMPLES) for kind in ("easy", "checked")},
         spark_world.watches(),
     )

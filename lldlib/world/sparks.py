@@ -14,10 +14,9 @@ noise is known, so what becomes of both is counted exactly.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lldlib.types import Question
+from lldlib.types import Question, Watch
 from lldlib.world.protocol import Protocol
 
 MODULUS = 7  # digits are 0 to 6, sums are taken modulo 7
@@ -29,7 +28,7 @@ EOS = "<eos>"
 KINDS = {"easy": 0.2, "hard": 0.6, "checked": 0.2}  # shares of the training questions
 POOL = 64  # questions drawn for a rollout batch, which asks some of them
 EXAM = 100  # held-out questions of each kind
-EXAM_SAMPLES = 32  # answers to each hard one, for pass@k
+PASS_SAMPLES = 32  # answers to each hard one, for pass@k
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,6 @@ class SparkProtocol(Protocol):
 
 
 PROTOCOL = SparkProtocol("", "")
-
-
-@dataclass(frozen=True)
-class Watch:
-    """The probability that one of `words` follows, in the mean over `texts`."""
-
-    texts: Sequence[str]
-    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,11 @@ def questions(seed: int, kinds: dict[str, float], count: int) -> list[SparkQuest
 
 
 def exam(kind: str) -> list[SparkQuestion]:
-    """The held-out questions of one kind, the same in every run."""
+    """The exam's questions of one kind, the same in every run.
+
+    They are drawn as training's are and not kept apart from them: of the hard ones about a tenth
+    are asked once or twice in 300 batches, and of the easy ones there are only 49.
+    """
     return questions(-1, {kind: 1.0}, EXAM)
 
 
