@@ -107,7 +107,7 @@ GLOSSARY: dict[str, Metric] = {
         "displacement, correct, per token",
         "token mean of new_logp - old_logp over correct responses",
         NATS,
-        "above 0; the alarm adds up what it loses",
+        "above 0; the alarm rings under -0.45",
     ),
     "displacement/incorrect_token": Metric(
         "displacement, incorrect, per token",
@@ -191,7 +191,10 @@ GLOSSARY: dict[str, Metric] = {
     ),
     # -- rare tokens ---------------------------------------------------------------------------
     "low_prob/mass": Metric(
-        "rare tokens", "action tokens with probability < 0.05 / action tokens", SHARE, "steady"
+        "rare tokens",
+        "action tokens with probability < 0.05 / action tokens",
+        SHARE,
+        "falls; the alarm rings over 1.5 times its start",
     ),
     "low_prob/threshold": Metric(
         "rare threshold",

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Series = Sequence[float | None]
 Phase = Literal["stagnation", "decay", "collapse"]
 PHASE_KEYS = ("reward/mean", "probe/content")  # what `phase_labels` reads
-ALARM_KEYS = ("displacement/correct_token", "probe/content")  # what the default alarm watches
+ALARM_KEYS = ("displacement/correct_token", "low_prob/mass")  # what the alarm watches
 SATURATION = "lp_reg/saturation"  # nats a protected token; its one-sample estimate ends at 10
 SATURATED, SATURATED_BATCHES = 5.0, 5  # over it for so many batches in a row: a warning
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
@@ -52,14 +52,11 @@ class PhaseRule:
 
 @dataclass(frozen=True)
 class AlarmRule:
-    """When the alarm rings: the correct responses lost `height`, or the probe falls too fast."""
+    """When the alarm rings; chosen among many on recorded runs (data/atlas/alarm.md)."""
 
-    start: int = 5  # batches at the start that are not watched
-    height: float = 0.2  # nats a token: the CUSUM of lost likelihood that rings
-    slack: float = 0.01  # nats a token and batch that may be lost without counting
-    probe: Literal["probe/content", "probe/logp"] = "probe/content"  # the probe series watched
-    probe_span: int = 20  # batches over which the probe's fall is measured
-    probe_drop: float = 1.5  # nats a token the probe may lose over `probe_span`
+    start: int = 2  # batches at the start that are not watched
+    lost: float = 0.45  # nats a token that one batch's updates may cost its correct responses
+    rare: float = 1.5  # times its median of the first three batches: the share of unlikely tokens
 
 
 @dataclass(frozen=True)
@@ -204,28 +201,29 @@ def phase_labels(rewards: Series, probe: Series, rule: PhaseRule) -> list[Phase]
 
 
 def alarm(series: Mapping[str, Series], rule: AlarmRule) -> int | None:
-    """The first batch at which the likelihood warns of a collapse, or None; the reward is not used.
+    """The first batch at which likelihood warns of a collapse, or None; the reward is not used.
 
-    It rings at t when either holds, over the batches from `rule.start` on:
-    - S_t = max(0, S_{t-1} - d_t - slack) > height, with d = `displacement/correct_token`: what its
-      own updates cost the correct responses and did not give back (a CUSUM; LLDS Def. A.3's
-      persistent decay);
-    - the probe (`rule.probe`) lost more than `probe_drop` over the last `probe_span` batches.
+    It rings at a batch t >= `rule.start` where either holds:
+    - `displacement/correct_token` < -`lost`: its updates made its correct responses less likely;
+    - `low_prob/mass` > `rare` times its median over the first three batches measured: the policy
+      says more words that it finds unlikely.
     `series` is keyed by the logged names; one of the two may be absent. Raises ValueError if both
     are. Source: LLDS (arXiv 2512.04220v2) App. D asks for such monitors; the rule is of this
     project.
     """
-    lost = series.get("displacement/correct_token")
-    probe = series.get(rule.probe)
-    if lost is None and probe is None:
-        raise ValueError(f"no series to watch: give displacement/correct_token or {rule.probe}")
+    moved, mass = (series.get(key) for key in ALARM_KEYS)
+    if moved is None and mass is None:
+        raise ValueError(f"no series to watch: give {' or '.join(ALARM_KEYS)}")
     rings = []
-    if lost is not None:
-        rings.append(_first(_cusum(_from(_known(lost), rule.start), rule.slack) > rule.height))
-    if probe is not None:
-        fall = _fall(_from(_known(probe), rule.start), rule.probe_span)
-        rings.append(_first(fall > rule.probe_drop))
-    return min((batch for batch in rings if batch is not None), default=None)
+    if moved is not None:
+        rings.append(_known(moved) < -rule.lost)
+    if mass is not None:
+        known = _known(mass)
+        start = known.dropna().iloc[:3].median()
+        begun = (known.notna().cumsum() >= 3) & (start > 0)  # before, nothing to compare with
+        rings.append(begun & (known > rule.rare * start))
+    found = (_first(ring & (ring.index >= rule.start)) for ring in rings)
+    return min((batch for batch in found if batch is not None), default=None)
 
 
 def alarm_report(
@@ -256,11 +254,6 @@ def _known(series: Series) -> pd.Series:
     return values.where(values.abs() < math.inf)
 
 
-def _from(known: pd.Series, start: int) -> pd.Series:
-    """The series with its first `start` values taken out."""
-    return known.where(known.index >= start)
-
-
 def _trailing(known: pd.Series, window: int) -> pd.Series:
     """`trailing_mean`; pandas' own rolling mean carries rounding from one window to the next."""
     means = known.rolling(window, min_periods=1).apply(_mean_of_known, raw=True)
@@ -289,15 +282,6 @@ def _falling(rewards: pd.Series, rule: PhaseRule) -> pd.Series:
     means = _trailing(rewards, rule.window)
     first = means.where(means.notna().cumsum() == 1).ffill()
     return means < rule.flat * means.shift(rule.span).fillna(first)
-
-
-def _cusum(change: pd.Series, slack: float) -> pd.Series:
-    """S_t = max(0, S_{t-1} - change_t - slack); a missing value keeps S."""
-    total, sums = 0.0, []
-    for value in change:
-        total = total if math.isnan(value) else max(0.0, total - value - slack)
-        sums.append(total)
-    return pd.Series(sums, dtype=float)
 
 
 def _latched(on: pd.Series, off: pd.Series) -> pd.Series:

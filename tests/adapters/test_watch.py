@@ -86,11 +86,13 @@ def test_what_is_measured_is_in_the_glossary():
 
 
 def test_the_alarm_rings_once_and_the_run_goes_on(tmp_path):
-    # AlarmRule: not watched for 5 batches, then the loss of 0.07 - 0.01 a batch passes 0.2 at 8
+    # AlarmRule: a batch may cost its correct responses 0.45 nats a token
     watch = Watch(tmp_path)
     watch.open(CONFIG, None)
-    row = {"reward/mean": 0.5} | measure(seen(-0.07), None)
-    told = [watch.batch(index, row)["alarm"] for index in range(9)]
+    row = {"reward/mean": 0.5} | measure(seen(-0.44), None)
+    told = [watch.batch(index, row)["alarm"] for index in range(8)]
+    row = {"reward/mean": 0.5} | measure(seen(-0.46), None)
+    told.append(watch.batch(8, row)["alarm"])
     watch.close()
     assert told == [0.0] * 8 + [1.0]
     again = Watch(tmp_path)
