@@ -1,0 +1,81 @@
+"""How late does a change still save a GRPO run at the hot rate? Branches of seeds 0 to 4.
+
+    python data/atlas/no_return.py FOLDER [SEED ...]
+
+From the policy of a GRPO run before batch 3, 6, 9 and 12 ten batches go on in one of four ways.
+Writes FOLDER/no_return.csv, a line a branch: the reward of each of its batches. What is there is
+not run again.
+"""
+
+import csv
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lldlib.recipes import train_config
+from lldlib.runs.folder import Run
+from lldlib.train.run import TrainingRun
+
+POINTS, BATCHES = (3, 6, 9, 12), 10
+HOT = train_config("llds", 0, "half_taught", llds_coef=0.5).loss
+CHANGES: dict[str, tuple[dict[str, Any], bool]] = {  # knobs, and whether Adam begins anew
+    "nothing": ({}, False),
+    "LLDS": ({"method": "llds", "loss": HOT}, False),
+    "LLDS, Adam anew": ({"method": "llds", "loss": HOT}, True),
+    "a fifth of the rate": ({"lr": 2e-4}, False),
+}
+
+
+def trunk(out: Path, seed: int) -> Run:
+    """A GRPO run with a checkpoint at every point."""
+    config = train_config("grpo", seed, "half_taught", steps=max(POINTS) + 1, eval_every=0)
+    folder = out / f"trunk-seed{seed}"
+    if not folder.exists():
+        run = TrainingRun(config, folder)
+        while run.next_batch < config.steps:
+            if run.next_batch in POINTS:
+                run.checkpoint()
+            run.step()
+        run.writer.close()
+    return Run(folder)
+
+
+def branch(source: Run, point: int, name: str, folder: Path) -> list[float]:
+    """The rewards of the batches that follow a change."""
+    knobs, anew = CHANGES[name]
+    shutil.rmtree(folder, ignore_errors=True)
+    run = TrainingRun.branch(source, point, folder, steps=point + BATCHES, **knobs)
+    if anew:
+        run.trainer.optimizer.state.clear()
+    rewards = [run.step()["reward/mean"] for _ in range(BATCHES)]
+    run.writer.close()
+    shutil.rmtree(folder)
+    return rewards
+
+
+def main() -> None:
+    """Run what is missing."""
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    seeds = [int(seed) for seed in sys.argv[2:]] or list(range(5))
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "no_return.csv"
+    have = {tuple(row[:3]) for row in csv.reader(path.open())} if path.exists() else set()
+    with path.open("a", newline="") as file:
+        table = csv.writer(file)
+        for seed in seeds:
+            source = trunk(out, seed)
+            for point in POINTS:
+                for name in CHANGES:
+                    key = (str(seed), str(point), name)
+                    if key not in have:
+                        rewards = branch(source, point, name, out / "branch")
+                        table.writerow([*key, *(f"{reward:.3f}" for reward in rewards)])
+                        file.flush()
+
+
+if __name__ == "__main__":
+    main()
