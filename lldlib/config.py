@@ -125,6 +125,9 @@ class TrainConfig:
     checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
     rewards: Rewards = "true"  # trained on; "coin", "shuffled" in their groups: causal controls
+    llds_target: float | None = (
+        None  # nats a token that a batch may cost its correct rows: LLDS's lambda follows it
+    )
     micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)
     policy: str = "tiny"  # "tiny", "smollm2", or a Hugging Face model name or path
     method: str = "grpo"  # the preset that `loss` came from
@@ -154,6 +157,11 @@ class TrainConfig:
         if rollout.at_once < 0:
             raise ValueError(
                 f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all at once"
+            )
+        if self.llds_target is not None and not (self.llds_target >= 0 and self.loss.llds_coef):
+            raise ValueError(
+                f"llds_target is {self.llds_target} with llds_coef {self.loss.llds_coef}: give a "
+                "target of 0 or more nats a token, and a lambda to start from, such as 0.2"
             )
         if self.micro_rows < 0:
             raise ValueError(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from lldlib import losses
+from lldlib.losses.llds import dual_weight
 
 NO, YES = False, True
 
@@ -249,6 +250,13 @@ def test_llds_token_gate_bounds_the_others(seed):
     by = {gate: losses.llds_penalty(logp, old, rows, mask, gate=gate) for gate in LLDS_EXPECTED}
     assert (by["token"] >= by["action"]).all() and (by["token"] >= by["response"]).all()
     assert not by["token"][rows < 0].any()
+
+
+def test_lambda_moves_by_what_is_lost_over_the_target():
+    assert dual_weight(0.2, -0.05, 0.01) == pytest.approx(0.2 + 5 * 0.04)
+    assert dual_weight(0.2, 0.01, 0.01) == pytest.approx(0.2 - 5 * 0.02)
+    assert dual_weight(0.05, 0.03, 0.01) == 0.0 and dual_weight(0.9, -0.5, 0.01) == 1.0
+    assert dual_weight(0.3, math.nan, 0.01) == 0.3  # nothing was measured
 
 
 def test_answer_weight_schedules():

@@ -25,6 +25,7 @@ from helpers import (
 
 from lldlib.config import LossConfig
 from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logits
+from lldlib.losses.llds import dual_weight
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.train import trainer as train
@@ -211,6 +212,24 @@ def test_llds_acts_at_later_updates():
     assert not same(plain, llds)
 
 
+def test_lambda_follows_what_a_batch_costs_its_correct_rows():
+    config = replace(MICRO, lr=1e-2, updates_per_batch=8, loss=replace(BARE, llds_coef=0.2))
+    held, following = micro_trainer(config), micro_trainer(replace(config, llds_target=0.01))
+    rows = [(held.step()[0], following.step()[0]) for _ in range(3)]
+    used = [row["llds/weight"] for _, row in rows]
+    assert used[0] == 0.2 and len(set(used)) > 1
+    for weight, then, (_, row) in zip(used, used[1:], rows, strict=False):
+        assert then == dual_weight(weight, row["displacement/mixed_token"], 0.01)
+    assert untimed(rows[0][0]).items() <= rows[0][1].items()  # the first batch is as without
+    assert not same(weights(held), weights(following))
+
+
+@pytest.mark.parametrize(("target", "coef"), [(-0.1, 0.2), (0.01, 0.0)])
+def test_a_target_wants_a_lambda_to_start_from(target, coef):
+    with pytest.raises(ValueError, match="llds_target"):
+        micro_trainer(replace(MICRO, llds_target=target, loss=replace(BARE, llds_coef=coef)))
+
+
 @pytest.mark.parametrize(
     ("settings", "weight"),
     [
@@ -376,9 +395,10 @@ def test_the_probe_is_scored_when_due_under_the_current_policy():
 
 
 def test_a_restored_trainer_goes_on_bit_for_bit():
-    config = replace(MICRO, loss=METHODS["llds_ma"], warmup_batches=5)
+    config = replace(MICRO, loss=METHODS["llds_ma"], warmup_batches=5, llds_target=0.01)
     run = micro_trainer(config)
     run.step()
+    assert run.llds_weight != config.loss.llds_coef
     run.skipped = 2
     tensors, state = run.state()
     tensors = {name: value.detach().clone() for name, value in tensors.items()}

@@ -1,5 +1,6 @@
 """LLDS: keep the likelihood of good responses from falling (arXiv 2512.04220)."""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -161,6 +162,22 @@ def answer_weight_schedule(
     raise ValueError(f"unknown answer schedule {schedule!r}: use 'paper' or 'code'")
 
 
+DUAL_STEP = 5.0  # lambda gained for each nat a token over the target
+DUAL_LIMIT = 1.0  # over it LLDS itself does harm (data/atlas)
+
+
+def dual_weight(weight: float, moved: float, target: float) -> float:
+    """Lambda of the next batch: one step of a dual variable towards a loss of at most `target`.
+
+    lambda' = clip(lambda + 5 (-moved - target), 0, 1), with `moved` the mean new - old log-prob, in
+    nats a token, that a batch's updates cost the responses LLDS preserves; nan leaves lambda as it
+    is. Source: of this project; both papers leave the weight to hand tuning.
+    """
+    if math.isnan(moved):
+        return weight
+    return min(DUAL_LIMIT, max(0.0, weight + DUAL_STEP * (-moved - target)))
+
+
 # -- the term ------------------------------------------------------------------------------------
 
 
@@ -204,6 +221,9 @@ LLDS = Term(
             "tokens behind an open gate / tokens of responses of advantage >= 0, mean over updates",
             SHARE,
             "well under 1; near 1 the policy term fights the regularizer all over",
+        ),
+        "llds/weight": Metric(
+            "LLDS lambda", "lambda of the batch, where it follows a target", "-", "between 0 and 1"
         ),
     },
     symbol="LLDS λ",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lldlib.config import TrainConfig
+from lldlib.config import LossConfig, TrainConfig
 from lldlib.losses import (
     LossInputs,
     compute_loss,
@@ -23,6 +23,7 @@ from lldlib.losses import (
     needs,
     nthr_weights,
 )
+from lldlib.losses.llds import dual_weight
 from lldlib.losses.objective import derived, policy_only
 from lldlib.policy.head import Proxy
 from lldlib.policy.load import Policy, adapters_off, reference_model
@@ -89,6 +90,7 @@ class Trainer:
         self.reference = reference_model(policy.model) if config.loss.kl_coef else None
         self.optimizer = make_optimizer(policy.model, config.lr, config.betas)
         self.step_index, self.skipped = 0, 0
+        self.llds_weight = config.loss.llds_coef  # lambda of the next batch
 
     # -- one rollout batch ---------------------------------------------------------------------
 
@@ -104,6 +106,7 @@ class Trainer:
         metrics = self._update(prepared)
         updated = time.perf_counter()
         metrics |= self._measure(prepared, episodes, fresh)
+        metrics |= self._follow(metrics["displacement/mixed_token"])
         metrics |= {
             "time/rollout": rolled - started,
             "time/score": scored - rolled,
@@ -196,14 +199,14 @@ class Trainer:
             share = {"grad/negative_share": self._negative_share(prepared)}
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number, draws)
-            loss, numbers = compute_loss(self.config.loss, inputs)
+            loss, numbers = compute_loss(self.objective, inputs)
             pieces = None if self._is_whole(chosen) else chosen
             norms.append(self._apply(loss, inputs, prepared, pieces))
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
         mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
-        mean |= derived(self.config.loss, mean)
+        mean |= derived(self.objective, mean)
         norm = {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
@@ -211,6 +214,21 @@ class Trainer:
             "update/lr": self.optimizer.param_groups[0]["lr"],
         }
         return mean | share | norm
+
+    @property
+    def objective(self) -> LossConfig:
+        """The loss of the next batch: the settings', with lambda of LLDS where it stands now."""
+        if self.config.llds_target is None:
+            return self.config.loss
+        return dataclasses.replace(self.config.loss, llds_coef=self.llds_weight)
+
+    def _follow(self, moved: float) -> dict[str, float]:
+        """Move lambda towards the target by what a batch's updates did to its correct rows."""
+        target, used = self.config.llds_target, self.llds_weight
+        if target is None:
+            return {}
+        self.llds_weight = dual_weight(used, moved, target)
+        return {"llds/weight": used}
 
     def _inputs(
         self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
@@ -383,17 +401,21 @@ class Trainer:
         config.check(len(self.environment.training(self.step_index).questions))
         if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
+        if config.loss.llds_coef != self.config.loss.llds_coef:
+            self.llds_weight = config.loss.llds_coef
         self.config, self.rollout.config = config, config.rollout
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """All that a resumed run needs: tensors (weights, optimiser moments), plain numbers."""
         config = dataclasses.asdict(self.config)
         numbers = {"step": self.step_index, "skipped": self.skipped, "config": config}
+        numbers["llds_weight"] = self.llds_weight
         return pack(self.policy.model, self.optimizer), numbers
 
     def load_state(self, tensors: dict[str, Tensor], state: dict) -> None:
         """Continue from a checkpoint's content, bit for bit on the CPU."""
         self.step_index, self.skipped = state["step"], state["skipped"]
+        self.llds_weight = state.get("llds_weight", self.config.loss.llds_coef)
         unpack(tensors, self.policy.model, self.optimizer)
 
     def _seed(self, purpose: int) -> int:
