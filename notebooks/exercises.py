@@ -180,11 +180,11 @@ check_sign_test = exercise(
     digits=6,
 )
 
-check_lost_likelihood = exercise(
-    "`function(changes, slack)`: the alarm's sum S_t = max(0, S_{t-1} - change_t - slack).",
-    Case(([-0.5, -0.25, 1.0, -0.5], 0.125), [0.375, 0.5, 0.0, 0.375], hint),
-    Case(([0.5, 0.5], 0.0), [0.0, 0.0], hint),
-    Case(([-0.5, None, -0.5], 0.0), [0.5, 0.5, 1.0], "A missing value keeps the sum."),
+check_rings = exercise(
+    "`function(changes, lost, start)`: the first batch from `start` on that lost over `lost`.",
+    Case(([0.1, -0.25, -0.75, -1.0], 0.5, 0), 2, "The first one counts."),
+    Case(([-1.0, 0.0, -0.75], 0.5, 1), 2, "Batches before `start` are not watched."),
+    Case(([0.1, -0.5, None], 0.5, 0), None, "None rings nothing, nor does a loss of just `lost`."),
 )
 
 check_order_of = exercise(

@@ -12,7 +12,7 @@ from lldlib.doctor.page import as_html, as_text, diagnose
 from lldlib.doctor.readers import Unreadable
 
 LOGS = Path(os.environ.get("LLDLIB_LOGS", Path(__file__).resolve().parents[2] / "shared" / "logs"))
-RUNS = Path(__file__).resolve().parents[1] / "data" / "runs"
+RUNS = Path(__file__).resolve().parents[1] / "data" / "atlas" / "main"
 BOARD = importlib.util.find_spec("tensorboard") is not None
 
 # read by hand; where a reader could say either, both; then the step of the collapse and a pattern
@@ -120,12 +120,8 @@ def test_a_page_of_a_real_log_holds_its_figure():
 
 def test_recorded_runs_that_live_are_seldom_called_ill():
     """Read off the training reward alone, as the labels of `make_evidence.py` are."""
-    lived = [
-        *RUNS.glob("phase/method=grpo,lr=0.0004,updates_per_batch=[124],seed=0"),
-        *RUNS.glob("phase/method=llds,lr=0.000[48],updates_per_batch=[248],seed=0"),
-        *RUNS.glob("main/method=llds,seed=*"),
-    ]
-    died = [*RUNS.glob("main/method=grpo,seed=[0-2]"), *RUNS.glob("controls/method=half*")]
+    lived = [*RUNS.glob("llds-seed*"), *RUNS.glob("grpo_best_rate-seed*")]
+    died = [*RUNS.glob("grpo-seed[0-2]")]
     if not lived or not died:
         pytest.skip("the recorded runs are not here")
     ill = [p.name for p in lived if _by_reward(p) in ("degrading", "collapsed")]

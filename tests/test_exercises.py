@@ -37,7 +37,7 @@ def order(onsets):
         ("check_rows_and_lag", lambda p, g, u: (p * g, u), "wrong", "(256, 9) is right"),
         ("check_sign_test", lambda wins, losses: 0.5 ** (wins + losses), "wrong", "at least"),
         ("check_sign_test", lambda wins, losses: None, "open", "returned None"),
-        ("check_lost_likelihood", lambda changes, slack: [-c for c in changes], "wrong", "0.375"),
+        ("check_rings", lambda changes, lost, start: len(changes) - 1, "wrong", "first one counts"),
         ("check_order_of", order, "right", "all 3"),
         ("check_order_of", lambda onsets: tuple(onsets), "wrong", "Earliest first"),
         ("check_seeds_needed", lambda limit: 1.96**2 * (1 / limit - 1), "wrong", "round up"),

@@ -10,9 +10,11 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-from lldlib.files import merge_jsonl
-from lldlib.runs.folder import Run
+from lldlib.files import merge_jsonl, read_jsonl
+from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import find_collapse
+from lldlib.train.run import describe
+from lldlib.train.sweep import grid_cells, parse_grid
 
 KEYS = {  # columns of the row that are means over ten batches
     "reward": "reward/mean",
@@ -46,6 +48,20 @@ def row(run: Run) -> list[str]:
         " ".join(f"{sampled:.2f}/{greedy:.2f}" for sampled, greedy in pairs),
         fate + (", for good" if collapse.for_good else ""),
     ]
+
+
+def unpack(path: Path, out: Path) -> list[Run]:
+    """The runs of a gathered file as run folders again: settings by their names, no rollouts."""
+    writers: dict[str, RunWriter] = {}
+    for _, line in read_jsonl(path):
+        name, step = line.pop("run"), line.pop("step")
+        if name not in writers:
+            [cell] = grid_cells(parse_grid(name.split(",")), out)
+            writers[name] = RunWriter.create(out / name, describe(cell.config))
+        writers[name].metrics(step, line)
+    for writer in writers.values():
+        writer.close()
+    return [Run(writer.path) for writer in writers.values()]
 
 
 def main() -> None:

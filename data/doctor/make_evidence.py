@@ -1,4 +1,4 @@
-"""data/runs -> lldlib/doctor/evidence.json: thresholds of the warnings, odds, what remedies did.
+"""Recorded runs -> lldlib/doctor/evidence.json: thresholds of warnings, odds, what remedies did.
 
     python data/doctor/make_evidence.py [--logs FOLDER]
 
@@ -10,7 +10,9 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
@@ -18,13 +20,19 @@ from statistics import fmean, median
 import numpy as np
 
 from lldlib.doctor import judge as rules
-from lldlib.doctor.readers import Unreadable, read_logs
+from lldlib.doctor.readers import Log, Unreadable, read_logs
 from lldlib.doctor.series import ENOUGH, Run, run_of
+from lldlib.files import read_jsonl
 from lldlib.runs.phases import find_collapse, trailing_mean
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS, OUT = ROOT / "data" / "runs", ROOT / "lldlib" / "doctor" / "evidence.json"
+FIRST = ROOT / "data" / "first_world" / "metrics.jsonl.gz"
+REAL = ROOT / "data" / "runs" / "smollm2"
+ATLAS = ROOT / "data" / "atlas"
+OUT = ROOT / "lldlib" / "doctor" / "evidence.json"
 SAME = ("main", "longer", "longest")  # studies that run the same runs on: the longest counts
+TUNED = ("-seed0", "-seed1", "-seed2")  # of the atlas: these runs are in its search as well
+SIDE = ("eval_every", "checkpoint_every", "policy", "steps", "seed")  # settings that train nothing
 RARE = 0.1  # share of living runs in which a warning may ring that is said of a living run
 LLDS = "LLDS, arXiv 2512.04220"
 
@@ -53,26 +61,50 @@ def main() -> None:
 # -- which runs ------------------------------------------------------------------------------------
 
 
+@cache
+def runs_of(path: Path) -> dict[str, Run]:
+    """The runs of a file of metrics, by their folder's name; what has no reward is left out."""
+    logs: dict[str, Log] = {}
+    for _, row in read_jsonl(path):
+        name = row.pop("run")
+        logs.setdefault(name, Log(name, "lldlib")).add(row, {})
+    return {name: run_of(log.close()) for name, log in logs.items()}
+
+
+def folders(path: Path) -> dict[str, Run]:
+    """The runs of a folder of run folders that have a reward."""
+    found = {}
+    for file in sorted(path.rglob("metrics.jsonl")):
+        with suppress(Unreadable):
+            found[str(file.parent.relative_to(ROOT))] = run_of(read_logs(file)[0])
+    return found
+
+
+def atlas() -> dict[str, Run]:
+    """The runs of the atlas: those of the search, seeds 0 to 2, and the other seeds."""
+    search = runs_of(ATLAS / "search.jsonl.gz")
+    others = {n: run for n, run in folders(ATLAS / "main").items() if n[-6:] not in TUNED}
+    return {f"atlas/{name}": run for name, run in search.items()} | others
+
+
 def recorded() -> dict[str, list[Run]]:
     """Recorded runs with enough rows, a group for what is one run: a branch and its trunk."""
     groups: dict[str, dict[str, Run]] = defaultdict(dict)
-    for file in sorted(RUNS.rglob("metrics.jsonl")):
-        try:
-            run = run_of(read_logs(file)[0])
-        except Unreadable:
-            continue
+    for name, run in (atlas() | folders(REAL)).items():
+        if len(run.scored) >= ENOUGH:
+            groups[name][name] = run
+    for name, run in runs_of(FIRST).items():
         if len(run.scored) < ENOUGH:
             continue
-        study, *rest = file.parent.relative_to(RUNS).parts
-        run.name = "/".join((study, *rest))
+        study, *rest = name.split("/")
         if study in SAME:
             key = groups[f"main/{rest[0]}"]
             old = key.get("run")
             key["run"] = run if old is None or len(run.steps) > len(old.steps) else old
         elif study == "no_return":
-            groups[f"main/method=grpo,{rest[0]}"][run.name] = run
+            groups[f"main/method=grpo,{rest[0]}"][name] = run
         else:
-            groups[run.name][run.name] = run
+            groups[name][name] = run
     return {name: list(runs.values()) for name, runs in groups.items()}
 
 
@@ -208,12 +240,23 @@ def label(run: Run) -> str | None:
 
 
 def study(folder: str, **wanted: str) -> list[Run]:
-    """The recorded runs of a study whose folder names hold these settings and no other method's."""
+    """The recorded runs of a study whose names hold these settings and no other method's."""
     found = []
-    for file in sorted((RUNS / folder).rglob("metrics.jsonl")):
-        settings = dict(p.split("=", 1) for p in file.parent.name.split(",") if "=" in p)
-        if all(settings.get(k) == v for k, v in wanted.items()):
-            found.append(run_of(read_logs(file)[0]))
+    for name, run in sorted(runs_of(FIRST).items()):
+        above, *_, last = name.split("/")
+        settings = dict(p.split("=", 1) for p in last.split(",") if "=" in p)
+        if above == folder and all(settings.get(k) == v for k, v in wanted.items()):
+            found.append(run)
+    return found
+
+
+def searched(**wanted: str) -> list[Run]:
+    """The runs of the atlas's search with exactly these settings, whatever the seed."""
+    found = []
+    for name, run in runs_of(ATLAS / "search.jsonl.gz").items():
+        settings = dict(p.split("=", 1) for p in name.split(","))
+        if {k: v for k, v in settings.items() if k not in SIDE} == wanted:
+            found.append(run)
     return found
 
 
@@ -229,75 +272,80 @@ def outcome(runs: Sequence[Run]) -> str:
 
 def remedies() -> dict[str, dict[str, str]]:
     """What each remedy did here, or the source that says so; every number from the runs."""
-    grpo, llds = study("main", method="grpo"), study("main", method="llds")
-    longer = study("longest", method="llds") or study("longer", method="llds")
-    half = study("controls", method="grpo", lr="0.0002")
+    seeds = folders(ATLAS / "main").items()
+    grpo, llds = ([r for n, r in seeds if f"/{arm}-seed" in n] for arm in ("grpo", "llds"))
+    rates = {
+        text: outcome(searched(method="grpo", lr=rate))
+        for text, rate in (("6e-4", "0.0006"), ("4e-4", "0.0004"), ("2e-4", "0.0002"))
+    }
     updates = {
         u: outcome(study("phase", method="grpo", lr="0.0008", updates_per_batch=u))
         for u in ("1", "4", "16")
     }
     hot = study("phase", method="grpo", lr="0.0032") + study("phase", method="llds", lr="0.0032")
-    dose = "; ".join(
-        f"weight {c}: {outcome(study('lambda', method='llds', llds_coef=c))}"
-        for c in ("0.01", "0.1", "0.2")
-    )
+    cool = outcome(searched(method="llds", llds_coef="0.5", lr="0.0002"))
+    weak = outcome(searched(method="llds", llds_coef="0.2", lr="0.001"))
     table = {
         "llds": (
             "Add LLDS, which keeps the likelihood of correct answers (weight 0.2; in verl "
             "policy_loss.loss_mode=llds, in TRL LLDGRPOTrainer)",
-            f"recorded here, same settings: GRPO: {outcome(grpo)}; with LLDS: {outcome(llds)}; "
-            f"twice as long: {outcome(longer)}. Dose: {dose}",
+            f"recorded in the atlas at a hot rate, 1e-3: GRPO: {outcome(grpo)}; with LLDS at "
+            f"weight 0.5: {outcome(llds)}, at 0.2: {weak}. At 2e-4: GRPO: {rates['2e-4']}; with "
+            f"LLDS: {cool}. A lower rate does as much",
             "one more pass without gradient a batch, and one weight to set",
-            f"data/runs/main, longest, lambda; {LLDS}",
+            f"data/atlas/README.md; {LLDS}",
         ),
         "go back": (
             "Go back to a checkpoint well before the fall and go on from there with LLDS",
             branches(),
             "the batches since the checkpoint; a branch within a few batches of the fall is late",
-            "data/runs/no_return",
+            "data/first_world/README.md",
         ),
         "lower lr": (
-            "Halve the learning rate",
-            f"recorded here: GRPO at 4e-4: {outcome(grpo)}; at 2e-4: {outcome(half)}",
+            "Lower the learning rate, to a half or a fifth",
+            f"recorded in the atlas, GRPO at 1e-3: {outcome(grpo)}; "
+            + "; ".join(f"at {rate}: {said}" for rate, said in rates.items()),
             "slower learning",
-            "data/runs/main, controls",
+            "data/atlas/README.md",
         ),
         "fewer updates": (
             "Take fewer optimiser updates from each rollout batch (verl: a larger "
             "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
-            "recorded here, GRPO at lr 8e-4, by updates a batch: "
+            "recorded in the first world, GRPO at lr 8e-4, by updates a batch: "
             + "; ".join(f"{u}: {said}" for u, said in updates.items()),
             "more rollouts for as many updates",
-            "data/runs/phase",
+            "data/first_world/README.md",
         ),
         "no entropy bonus": (
             "Take an entropy bonus out, if there is one",
-            f"recorded here with a bonus: {outcome(study('methods', method='grpo_entropy'))}",
+            "recorded in the first world with a bonus: "
+            f"{outcome(study('methods', method='grpo_entropy'))}. But where a rare useful word was "
+            "lost, a strong bonus brought it back (data/sparks)",
             "none",
-            "data/runs/methods",
+            "data/first_world/README.md",
         ),
         "lp_reg": (
             "Protect rare but sensible tokens with Lp-Reg, with your clip and KL kept",
-            "recorded here, with GRPO's clip and KL: "
+            "recorded in the first world, with GRPO's clip and KL: "
             f"{outcome(study('methods', method='lp_reg', kl_coef='0.001'))}; without: "
             f"{outcome(study('methods', method='lp_reg', kl_coef=None))}. The paper reports stable "
             "training over 3,000 steps on mathematics",
             "a proxy pass over the whole vocabulary; here it did not save the run",
-            "data/runs/methods; Lp-Reg, arXiv 2510.03222",
+            "data/first_world/README.md, data/sparks/README.md; Lp-Reg, arXiv 2510.03222",
         ),
         "clip gradient": (
             "Clip the gradient norm at 1 and skip updates that are not finite",
             "noted here: at a clip of 20 one update with a norm in the hundreds ended runs with "
             "and without LLDS; at 1 to 2 GRPO dipped and came back",
             "none",
-            "data/runs/settings.md",
+            "data/first_world/README.md",
         ),
         "tight budget": (
             "Give answers a token budget that ends endless ones, and score what is cut as wrong",
             "noted here: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
             "that soft punishment of overlong answers steadies training",
             "answers that need the length",
-            "data/runs/settings.md; DAPO, arXiv 2503.14476",
+            "data/first_world/README.md; DAPO, arXiv 2503.14476",
         ),
         "check tool": (
             "Look at the tool first: is the search server up, does it time out, did its address or "
@@ -340,7 +388,7 @@ def remedies() -> dict[str, dict[str, str]]:
             "to 0 and that the adapters are trained",
             "a KL near 0 says that the policy is still the one it began as",
             f"a step that is too large ends runs: here at 8 times the rate {outcome(hot)}",
-            "this log; data/runs/phase",
+            "this log; data/first_world/README.md",
         ),
         "kl out": (
             "Take the KL penalty out of the reward and put it into the loss (verl: "
@@ -359,9 +407,9 @@ def remedies() -> dict[str, dict[str, str]]:
         "keep best": (
             "Keep the checkpoint that is best on the held-out score, and stop there; more, or "
             "fresh, training questions",
-            f"recorded here: {overfit()}",
+            f"recorded in the first world: {overfit()}",
             "none",
-            "data/runs/methods",
+            "data/first_world/README.md",
         ),
         "check sampler": (
             "Sample and train with the same precision and kernels, or correct the ratio",
@@ -377,20 +425,19 @@ def remedies() -> dict[str, dict[str, str]]:
 def branches() -> str:
     """What became of recorded GRPO runs that went on with LLDS before their fall."""
     early, late = [], []
-    for folder in sorted((RUNS / "no_return").glob("seed=*")):
-        trunk = study("main", method="grpo", seed=folder.name.removeprefix("seed="))
-        if not trunk:
+    for name, run in runs_of(FIRST).items():
+        above, *rest = name.split("/")
+        trunk = study("main", method="grpo", seed=rest[0].removeprefix("seed="))
+        if above != "no_return" or "llds_from=" not in name or not trunk:
             continue
         fell = find_collapse([float(v) for v in trunk[0].signals["reward"]]).batch
-        for branch in folder.glob("llds_from=*"):
-            at = int(branch.name.removeprefix("llds_from="))
-            run = run_of(read_logs(branch)[0])
-            end = fmean(run.signals["reward"][run.scored][-10:])
-            if fell is not None:
-                (late if fell - at < 5 else early).append(end > 0.4)
+        at = int(rest[1].removeprefix("llds_from="))
+        end = fmean(run.signals["reward"][run.scored][-10:])
+        if fell is not None:
+            (late if fell - at < 5 else early).append(end > 0.4)
     return (
-        f"recorded here: of {len(early)} branches with LLDS taken 5 batches or more before the "
-        f"fall {sum(early)} live; of {len(late)} taken later {sum(late)}"
+        f"recorded in the first world: of {len(early)} branches with LLDS taken 5 batches or more "
+        f"before the fall {sum(early)} live; of {len(late)} taken later {sum(late)}"
     )
 
 

@@ -35,7 +35,7 @@ for place, (method, lr, updates, seed) in enumerate(grid):
         writer.metrics(step, {"reward/mean": max(0.0, 0.7 - loss * step / 40)})
     writer.close()
     sweep.append(Run(writer.path))
-runs = {path.name: Run(path) for path in sorted((data_dir() / "runs" / "main").glob("*seed=2"))}
+runs = {path.name: Run(path) for path in sorted((data_dir() / "atlas" / "main").glob("*seed4"))}
 # %%
 widgets.GateExplorer(case)
 # %%
