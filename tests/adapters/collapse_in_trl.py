@@ -1,17 +1,20 @@
-"""The built-in world trained by TRL with the adapter: a run folder per arm and seed, resumable.
+"""The shuffled atlas trained by TRL with the adapter: a run folder per arm and seed, resumable.
 
     python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2 \
-        updates_per_batch=80
+        lr=1e-3 llds_coef=0.5 policy=half_taught steps=40 eval_every=0
 
-Any setting of `python -m lldlib sweep` can stand in the grid; updates_per_batch must, as TRL splits
-the 160 rows evenly, and 64 does not. Whole runs are skipped, a killed one goes on from its last
-checkpoint. `lldlib report` reads them.
+Any setting of `python -m lldlib sweep` can stand in the grid; TRL splits the rows of a batch evenly
+over the updates. Whole runs are skipped, a killed one goes on from its last checkpoint.
+`lldlib report` reads them.
 """
 
 import argparse
 import os
+import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -19,7 +22,7 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from lldlib.adapters.search import rollout_reward, search_rollout
+from lldlib.adapters.search import completions, rollout_reward
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
 from lldlib.adapters.trl_config import SETTINGS
 from lldlib.config import TrainConfig
@@ -27,7 +30,7 @@ from lldlib.policy.load import load_as
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
 from lldlib.train.sweep import grid_cells, parse_grid
-from lldlib.world.environment import open_environment
+from lldlib.world.environment import Environment, open_environment
 
 CHECKPOINT_EVERY = 10  # rollout batches
 
@@ -74,18 +77,44 @@ def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
     )
 
 
+def planets(
+    config: TrainConfig, environment: Environment, runner: Rollout
+) -> Callable[[list[str], Any], dict[str, list | None]]:
+    """A `rollout_func` that draws questions of a new planet for every rollout batch.
+
+    TRL's prompts only say how many rollouts there are, and which belong to one question.
+    """
+    size = config.rollout
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, list | None]:
+        groups = [prompts[i : i + size.group_size] for i in range(0, len(prompts), size.group_size)]
+        if len(groups) != size.problems or any(len(set(group)) != 1 for group in groups):
+            raise ValueError(f"{len(prompts)} prompts are no {size.problems} groups of one text")
+        index = trainer.state.global_step // config.updates_per_batch
+        split, rng = environment.training(index), random.Random(f"{config.seed} {index}")
+        runner.tool = split.tool
+        drawn = rng.sample(split.questions, size.problems)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        asked = [question for question in drawn for _ in range(size.group_size)]
+        episodes = runner.run(model, asked, temperature=trainer.temperature)
+        return completions(episodes, filler=trainer.processing_class.eos_token_id)
+
+    return rollout
+
+
 def train(config: TrainConfig, folder: Path) -> None:
     """One run, from its last checkpoint if it has one."""
     policy, environment = load_as(config.policy, config.load), open_environment(config)
-    split = environment.training(0)
-    runner = Rollout(policy.tokenizer, environment.rules, split.tool, config.rollout)
+    runner = Rollout(
+        policy.tokenizer, environment.rules, environment.training(0).tool, config.rollout
+    )
     trainer = LLDGRPOTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=rollout_reward,
-        rollout_func=search_rollout(runner, split.questions),
+        rollout_func=planets(config, environment, runner),
         train_dataset=Dataset.from_list(
-            [{"prompt": question.text} for question in split.questions]
+            [{"prompt": f"group {number}"} for number in range(config.rollout.problems)]
         ),
         args=settings(config, folder),
     )
