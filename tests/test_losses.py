@@ -254,8 +254,8 @@ def test_llds_token_gate_bounds_the_others(seed):
 
 def test_lambda_moves_by_what_is_lost_over_the_target():
     assert dual_weight(0.2, -0.05, 0.01) == pytest.approx(0.2 + 5 * 0.04)
-    assert dual_weight(0.2, 0.01, 0.01) == pytest.approx(0.2 - 5 * 0.02)
-    assert dual_weight(0.05, 0.03, 0.01) == 0.0 and dual_weight(0.9, -0.5, 0.01) == 1.0
+    assert dual_weight(0.2, 0.01, 0.01) == pytest.approx(0.2 - 0.5 * 0.02)  # ten times as slow
+    assert dual_weight(0.05, 0.2, 0.01) == 0.0 and dual_weight(0.9, -0.5, 0.01) == 1.0
     assert dual_weight(0.3, math.nan, 0.01) == 0.3  # nothing was measured
 
 

@@ -162,20 +162,22 @@ def answer_weight_schedule(
     raise ValueError(f"unknown answer schedule {schedule!r}: use 'paper' or 'code'")
 
 
-DUAL_STEP = 5.0  # lambda gained for each nat a token over the target
+DUAL_UP, DUAL_DOWN = 5.0, 0.5  # lambda gained for each nat a token over the target, lost under it
 DUAL_LIMIT = 1.0  # over it LLDS itself does harm (data/atlas)
 
 
 def dual_weight(weight: float, moved: float, target: float) -> float:
     """Lambda of the next batch: one step of a dual variable towards a loss of at most `target`.
 
-    lambda' = clip(lambda + 5 (-moved - target), 0, 1), with `moved` the mean new - old log-prob, in
-    nats a token, that a batch's updates cost the responses LLDS preserves; nan leaves lambda as it
-    is. Source: of this project; both papers leave the weight to hand tuning.
+    lambda' = clip(lambda + s (-moved - target), 0, 1), s = 5 over the target and 0.5 under it, with
+    `moved` the mean new - old log-prob, in nats a token, of a batch's correct responses by its own
+    updates; nan leaves lambda as it is. Source: of this project (data/atlas/self_tuning.md); both
+    papers leave the weight to hand tuning.
     """
     if math.isnan(moved):
         return weight
-    return min(DUAL_LIMIT, max(0.0, weight + DUAL_STEP * (-moved - target)))
+    over = -moved - target
+    return min(DUAL_LIMIT, max(0.0, weight + (DUAL_UP if over > 0 else DUAL_DOWN) * over))
 
 
 # -- the term ------------------------------------------------------------------------------------
