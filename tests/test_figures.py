@@ -27,6 +27,7 @@ def make_run(path, *, dies, seed=0, batches=BATCHES, without=()):
             "likelihood/correct": -1.0 + step / 200,
             "likelihood/incorrect": -1.2 - late / 10,
             "policy/entropy": 0.8 + late / 5,
+            "low_prob/mass": 0.05 + late / 100,
             "grad/norm": 1.0 + late**2,
             "probe/logp": probe,
             "probe/free": 1.1 * probe,

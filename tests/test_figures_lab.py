@@ -10,7 +10,6 @@ from test_figures import assert_readable, make_run, texts
 
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.show.compare import no_return_figure
 from lldlib.show.lab import knob_changes, lab_figure
 from lldlib.show.style import COLOURS, label_ends
 from lldlib.show.widgets import gate_figure, gate_values, proxy_figure, proxy_values
@@ -89,21 +88,6 @@ def test_end_labels_of_lines_that_leave_the_axis_or_stop():
     ax.set_ylim(0, 1)
     label_ends(ax)
     assert {t.get_text(): t.get_position()[1] for t in ax.texts} == {"off": 0, "stops": 0.5}
-
-
-def test_no_return():
-    common = {"collapsed_at_alone": 60, "alarm_at_alone": None}
-    rows = [
-        common | {"seed": 0, "branched_at": 20, "lived": True},
-        common | {"seed": 0, "branched_at": 40, "lived": False},
-        common | {"seed": 2, "branched_at": 40, "lived": True, "alarm_at_alone": 33},
-    ]
-    ax = no_return_figure(rows).axes[0]
-    drawn = [(line.get_marker(), line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines]
-    assert sorted(m for m in drawn if m[0] != "|") == [("X", 40, 0), ("o", 20, 0), ("o", 40, 1)]
-    assert sorted(m[1:] for m in drawn if m[0] == "|") == [(33, 1), (60, 0), (60, 1)]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["seed 0", "seed 2"]
-    assert_readable(ax.figure)
 
 
 def test_gates_are_shaded():

@@ -222,43 +222,6 @@ def methods_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def no_return_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Each seed on a line: the batches at which LLDS was switched on, and what became of the run.
-
-    `rows` are those of `no_return`. Blue dot: the branch lived; orange cross: it collapsed.
-    """
-    seeds = sorted({row["seed"] for row in rows})
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(seeds)), layout="constrained")
-    ax = figure.subplots()
-    for place, seed in enumerate(seeds):
-        mine = [row for row in rows if row["seed"] == seed]
-        for row in mine:
-            marker, colour = ("o", COLOURS[1]) if row["lived"] else ("X", COLOURS[0])
-            ax.plot(row["branched_at"], place, marker, color=colour, markersize=8)
-        known = mine[0]
-        ax.plot(known["collapsed_at_alone"], place, "|", color="black", markersize=22)
-        if known["alarm_at_alone"] is not None:
-            ax.plot(known["alarm_at_alone"], place, "|", color="0.55", markersize=22)
-    style(ax, "batch at which LLDS was switched on", "")
-    ax.set_yticks(range(len(seeds)), [f"seed {seed}" for seed in seeds])
-    ax.set_ylim(len(seeds) - 0.4, -0.6)
-    ax.set_xlim(left=-3)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    kinds = [
-        ("o", COLOURS[1], "lived"),
-        ("X", COLOURS[0], "collapsed"),
-        ("|", "0.55", "alarm, run left alone"),
-        ("|", "black", "collapse, run left alone"),
-    ]
-    handles = [
-        Line2D([], [], marker=m, color=c, linestyle="", markersize=9, label=text)
-        for m, c, text in kinds
-    ]
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 4}
-    ax.legend(handles=handles, fontsize=SMALL, frameon=False, **place)
-    return figure
-
-
 def write_report(run_paths: Sequence[Path | str], out: Path | str) -> list[Path]:
     """Write table.md, summary.json and the figures these runs allow to `out`; returns the files.
 
