@@ -316,14 +316,29 @@ check_block = exercise(
     digits=3,
 )
 
-# -- 14: the boxed answer, several samples of one question -----------------------------------------
+# -- 14: methods compared, what Lp-Reg can hold, several samples of one question -------------------
 
-check_last_box = exercise(
-    "`function(text)`: what the last \\boxed{...} holds, inner braces included; None without.",
-    Case(("so \\boxed{7}.",), "7", "What stands between the braces."),
-    Case(("\\boxed{1} no, \\boxed{2}",), "2", "The last box counts, not the first."),
-    Case(("\\boxed{\\frac{1}{2}} ok",), "\\frac{1}{2}", "Count the braces: +1, -1."),
-    Case(("the answer is 7",), None, "No box, no answer: give None."),
+hint = "Seed by seed a - b; its mean -+ t times its deviation / sqrt(n)."
+check_paired_interval = exercise(
+    "`function(a, b, t)` of {seed: value}: lower and upper end of the interval of a - b.",
+    Case(({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.0}, 2.0), (0.0, 1.0), hint),
+    Case(({0: 0.5, 1: 0.75}, {1: 0.0, 0: 0.25}, 1.0), (0.25, 0.75), "Pair by seed, not by place."),
+    Case(
+        ({2: 1.0, 3: 0.5, 4: 0.5}, {2: 0.5, 3: 0.5, 4: 0.5}, 3.0),
+        (-0.333, 0.667),
+        "The deviation divides by n - 1, and the interval may reach below 0.",
+    ),
+    digits=3,
+)
+
+check_holds = exercise(
+    "`function(p, top, delta, kappa, kept, beta, advantage)`: whether Lp-Reg holds a losing token: "
+    "rare, over the filter, and pushed up at least as hard as down.",
+    Case((0.02, 0.93, 0.0285, 0.02, 0.96, 25, -0.8), True, "Rare, kept, and 25 (1 / Z - 1) > 0.8."),
+    Case((0.02, 0.93, 0.0285, 0.02, 0.96, 1, -0.8), False, "The push up is beta (1 / Z - 1)."),
+    Case((0.03, 0.93, 0.0105, 0.02, 0.96, 25, -0.8), False, "At p >= delta it is not rare."),
+    Case((0.015, 0.93, 0.0285, 0.02, 0.96, 100, -0.8), False, "Under kappa * top it is dropped."),
+    Case((0.02, 0.93, 0.0285, 0.0, 1.0, 100, -0.8), False, "With Z = 1 there is no push up."),
 )
 
 hint = "1 - C(n - c, k) / C(n, k): one less the chance to draw k wrong ones."

@@ -12,26 +12,42 @@ from helpers import play
 
 from lldlib.cli import main
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
-from lldlib.policy.load import EOS, save_policy
+from lldlib.policy.load import EOS, Policy, save_policy, tiny_model, word_tokenizer
 from lldlib.retrieval import NoRetriever
+from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run
 from lldlib.train import setup as setting
-from lldlib.train.lessons import SumsConfig, sum_lesson, sum_questions
+from lldlib.train.lessons import lesson_episode
 from lldlib.train.run import TrainingRun
-from lldlib.train.supervised import sums_policy
-from lldlib.types import Question, StopReason
+from lldlib.train.supervised import Rate, Supervised
+from lldlib.types import Episode, Question, StopReason
 from lldlib.world import benchmarks
 from lldlib.world.answers import is_right
 from lldlib.world.benchmarks import load_source
 from lldlib.world.environment import RULES
 from lldlib.world.protocol import MATHS, TINY, MathsProtocol
 
-# "3 = ?" is 3; so few updates teach the form of an answer, and the digit is a guess
-GUESS = SumsConfig(terms=1, steps=80, batch=16, lr=1e-2, width=32, layers=1, heads=2)
+DIGITS = [Question(digit, f"{digit} = ?", (digit,)) for digit in "12345"]
 
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
 )
+
+
+def digit_guesser(steps: int) -> Policy:
+    """So few updates teach the form of an answer, and the digit in the box is a guess."""
+    words = [*"12345=?", "so", "but", "\\boxed{", "}", *MATHS.instruction.split()]
+    tokenizer = word_tokenizer(words)
+    policy = Policy(tiny_model(len(tokenizer), width=32, layers=1, heads=2, seed=0), tokenizer)
+    text, rng = TokenText(tokenizer), random.Random(0)
+
+    def draw(step: int) -> list[Episode]:
+        return [
+            lesson_episode(q, [(f"\\boxed{{ {q.id} }} {EOS}", ())], text, MATHS)
+            for q in rng.choices(DIGITS, k=16)
+        ]
+
+    return Supervised(policy, Rate(1e-2, steps, warmup=20), draw).run(progress=False)
 
 
 # -- what an episode answers and earns -----------------------------------------------------------
@@ -76,41 +92,12 @@ def test_question_answering_keeps_the_tag_and_the_exact_match():
     ],
 )
 def test_a_rollout_ends_with_the_boxed_answer(said, answer, stop):
-    tokenizer = sums_policy(0, replace(GUESS, steps=0)).tokenizer
+    tokenizer = digit_guesser(steps=0).tokenizer
     limits = {"max_searches": 0, "max_tokens": 60}
     (episode,), _ = play(
         tokenizer, [[("a", said)]], retriever=NoRetriever(), protocol=MATHS, **limits
     )
     assert (episode.answer, episode.stop) == (answer, stop)
-
-
-# -- the made sums -------------------------------------------------------------------------------
-
-
-def test_a_solution_without_slips_by_hand():
-    sums = SumsConfig(terms=3, slip=0.0)
-    (question,) = sum_questions(1, 0, sums)
-    a, b, c = map(int, question.id)
-    assert question.text == f"{a} + {b} + {c} = ?" and question.answers == (str(a + b + c),)
-    words = sum_lesson(question, random.Random(0), sums)[0][0].split()
-    numbers = [word for word in words if word.isdigit()]
-    assert numbers == list(map(str, [a, b, a + b, a + b, c, a + b + c, a + b + c]))
-
-
-def test_a_slip_is_carried_on_or_noticed():
-    question = Question("55", "5 + 5 = ?", ("10",))
-    for wait, noticed in ((0.0, False), (0.5, True)):
-        sums = SumsConfig(terms=2, slip=0.5, wait=wait)
-        found = {sum_lesson(question, random.Random(seed), sums)[0][0] for seed in range(40)}
-        assert any("wait" in text for text in found) == noticed
-        boxes = {MATHS.final_answer(text, None) for text in found}
-        assert "10" in boxes and boxes & {"8", "9", "11", "12"}
-
-
-def test_there_are_only_so_many_sums():
-    assert len({q.id for q in sum_questions(25, 0, SumsConfig(terms=2))}) == 25
-    with pytest.raises(ValueError, match="no 26 sums"):
-        sum_questions(26, 0, SumsConfig(terms=2))
 
 
 # -- the setting ---------------------------------------------------------------------------------
@@ -132,10 +119,9 @@ def test_a_source_is_a_file_or_a_task_of_the_hub(tmp_path, monkeypatch):
 def config(tmp_path_factory) -> TrainConfig:
     """A small run on digits to be copied, by a model that guesses them."""
     folder = tmp_path_factory.mktemp("maths")
-    save_policy(sums_policy(0, GUESS), folder / "policy")
+    save_policy(digit_guesser(steps=80), folder / "policy")
     rows = [
-        {"id": q.id, "question": q.text, "golden_answers": [f"${q.answers[0]}.0$"]}
-        for q in sum_questions(5, 0, GUESS)
+        {"id": q.id, "question": q.text, "golden_answers": [f"${q.answers[0]}.0$"]} for q in DIGITS
     ]
     write_rows(folder / "math.jsonl", rows)
     return TrainConfig(

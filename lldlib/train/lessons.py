@@ -1,7 +1,7 @@
 """What supervised training shows: episodes written by rule, in the very tokens of a rollout.
 
 Three kinds: the atlas with noise (what the tiny searcher is made of), search paths over the gold
-passages of train files (a start for real models), and made sums (a maths task for a small model).
+passages of train files (a start for real models), and the sums of the world of sparks.
 """
 
 import random
@@ -240,57 +240,6 @@ def gold_lesson(path: GoldPath, rng: random.Random, top_k: int) -> Lesson:
 def answer_at_once(path: GoldPath) -> Lesson:
     """The answer without a search: what it teaches is what a start gives without reading."""
     return [(f"<think> {_AT_ONCE} </think>\n<answer> {path.question.answers[0]} </answer>", ())]
-
-
-# -- sums ------------------------------------------------------------------------------------------
-
-DIGITS = range(1, 6)  # the terms of a sum
-LINKS = ("so", "then", "now", "next", "and", "but", "perhaps")  # words that open a step
-_LINK_WEIGHTS = (50, 25, 12, 7, 3, 2, 1)
-SLIPS = (-2, -1, 1, 2)  # how far off a wrong total is
-
-
-@dataclass(frozen=True)
-class SumsConfig:
-    """Sums such as "3 + 1 + 5 = ?", and how well a small model is taught them."""
-
-    terms: int = 3  # digits of a sum
-    slip: float = 0.15  # probability that a step is wrong
-    wait: float = 0.1  # probability that a wrong step is noticed with "wait" and done again
-    steps: int = 300  # optimiser updates
-    batch: int = 32  # solutions an update
-    lr: float = 4e-3  # AdamW, linear warm-up over 20 updates, then linear decay
-    width: int = 48  # hidden size
-    layers: int = 2  # transformer layers
-    heads: int = 4  # attention heads
-
-
-def sum_questions(count: int, seed: int, config: SumsConfig) -> list[Question]:
-    """`count` different sums, their digits as id; ValueError where there are not so many."""
-    if count > len(DIGITS) ** config.terms:
-        raise ValueError(f"there are no {count} sums of {config.terms} digits: take fewer")
-    rng, found = random.Random(seed), {}
-    while len(found) < count:
-        digits = rng.choices(DIGITS, k=config.terms)
-        text = " + ".join(map(str, digits)) + " = ?"
-        found["".join(map(str, digits))] = (text, (str(sum(digits)),))
-    return [Question(name, *pair) for name, pair in found.items()]
-
-
-def sum_lesson(question: Question, rng: random.Random, config: SumsConfig) -> Lesson:
-    """A worked solution with its slips, ended by the boxed answer."""
-    total, *rest = map(int, question.id)
-    steps = []
-    while rest:
-        wrong = rng.random() < config.slip
-        found = total + rest[0] + (rng.choice(SLIPS) if wrong else 0)
-        steps += [*rng.choices(LINKS, _LINK_WEIGHTS), f"{total} + {rest[0]} = {found} ."]
-        if wrong and rng.random() < config.wait:
-            steps.append("wait")
-        else:
-            total = max(0, found)
-            rest.pop(0)
-    return [(" ".join([*steps, f"\\boxed{{ {total} }}", EOS]), ())]
 
 
 # -- sparks ----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from lldlib.types import Episode
 from lldlib.world import sparks
 from lldlib.world.answers import normalise_answer
 from lldlib.world.atlas import World, vocabulary
-from lldlib.world.protocol import MATHS, TINY, search_protocol
+from lldlib.world.protocol import TINY, search_protocol
 
 DRAWS = 50  # trajectories tried for one that fits in max_tokens
 PLAIN = DemonstrationConfig(
@@ -130,7 +130,7 @@ def make_tiny(world: World, config: WarmstartConfig) -> Policy:
 
 
 def _untrained(
-    words: list[str], config: WarmstartConfig | lessons.SumsConfig | lessons.SparksConfig, seed: int
+    words: list[str], config: WarmstartConfig | lessons.SparksConfig, seed: int
 ) -> Policy:
     """A small model with fresh weights, of the sizes in the config."""
     tokenizer = word_tokenizer(words)
@@ -165,25 +165,6 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
 
     rate = Rate(config.lr, config.steps, config.warmup, floor=0.05)
     return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
-
-
-def sums_policy(seed: int, config: lessons.SumsConfig) -> Policy:
-    """A small model taught sums step by step; one seed gives one set of weights."""
-    top = config.terms * (max(lessons.DIGITS) + max(lessons.SLIPS))
-    numbers = [str(number) for number in range(min(lessons.SLIPS), top + 1)]
-    words = [*numbers, "+", "=", "?", ".", "wait", *lessons.LINKS, "\\boxed{", "}"]
-    policy = _untrained([*words, *MATHS.instruction.split()], config, seed)
-    text, rng = TokenText(policy.tokenizer), random.Random(seed)
-    questions = lessons.sum_questions(len(lessons.DIGITS) ** config.terms, seed, config)
-
-    def draw(step: int) -> list[Episode]:
-        return [
-            lessons.lesson_episode(q, lessons.sum_lesson(q, rng, config), text, MATHS)
-            for q in rng.choices(questions, k=config.batch)
-        ]
-
-    rate = Rate(config.lr, config.steps, warmup=20, floor=0.02)
-    return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=False)
 
 
 def sparks_policy(config: lessons.SparksConfig, *, progress: bool = True) -> Policy:
