@@ -212,8 +212,8 @@ def train_config(
     """The run of one method (see `METHODS`) by a recipe.
 
     Without `recipe`: WORLD for "tiny", the searcher of the built-in world, SHUFFLED for
-    "half_taught", PAPER for every other policy. `overrides` are fields of the configs, by their
-    bare names. Raises ValueError for an unknown method or field.
+    "half_taught", SPARKS for "sparks", PAPER for every other policy. `overrides` are fields of the
+    configs, by their bare names. Raises ValueError for an unknown method or field.
     """
     if recipe is None:
         recipe = _OF_POLICY.get(policy, PAPER)
