@@ -1,18 +1,19 @@
 """The shuffled atlas trained by TRL with the adapter: a run folder per arm and seed, resumable.
 
     python tests/adapters/collapse_in_trl.py --out runs/trl --grid method=grpo,llds seed=0,1,2 \
-        lr=1e-3 llds_coef=0.5 policy=half_taught steps=40 eval_every=0
+        lr=1e-3 llds_coef=0.5 policy=half_taught steps=40 eval_every=10
 
 Any setting of `python -m lldlib sweep` can stand in the grid; TRL splits the rows of a batch evenly
-over the updates. Whole runs are skipped, a killed one goes on from its last checkpoint.
-`lldlib report` reads them.
+over the updates. Held-out questions are asked every `eval_every` batches, which changes nothing in
+the training. Whole runs are skipped, a killed one goes on from its last checkpoint. `lldlib report`
+reads them.
 """
 
 import argparse
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from transformers.trainer_utils import get_last_checkpoint
 from lldlib.adapters.search import completions, rollout_reward
 from lldlib.adapters.trl import LLDGRPOConfig, LLDGRPOTrainer
 from lldlib.adapters.trl_config import SETTINGS
+from lldlib.adapters.watch import Watch
 from lldlib.config import TrainConfig
-from lldlib.policy.load import load_as
+from lldlib.evaluate.heldout import ask
+from lldlib.policy.load import Policy, load_as
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
 from lldlib.train.sweep import grid_cells, parse_grid
@@ -54,7 +57,7 @@ def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
         temperature=config.rollout.temperature,
         learning_rate=config.lr,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=config.warmup_batches * updates,
+        warmup_steps=float(config.warmup_batches * updates),  # floats, as HF annotates them
         adam_beta1=config.betas[0],
         adam_beta2=config.betas[1],
         weight_decay=0.0,
@@ -68,9 +71,9 @@ def settings(config: TrainConfig, folder: Path) -> LLDGRPOConfig:
         use_cpu=True,
         bf16=False,
         dataloader_pin_memory=False,
-        logging_steps=updates,
+        logging_steps=float(updates),
         save_strategy="steps",
-        save_steps=CHECKPOINT_EVERY * updates,
+        save_steps=float(CHECKPOINT_EVERY * updates),
         save_total_limit=1,
         report_to="none",
         disable_tqdm=True,
@@ -102,6 +105,43 @@ def planets(
     return rollout
 
 
+class Examined(Watch):
+    """A watch that also logs held-out exact match, sampled as in training and greedy."""
+
+    def __init__(self, folder: Path, config: TrainConfig, policy: Policy, environment: Environment):
+        super().__init__(folder)
+        self.config, self.policy, self.split = config, policy, environment.heldout
+        self.runner = Rollout(policy.tokenizer, environment.rules, self.split.tool, config.rollout)
+        self.start: dict[str, float] = {}
+
+    def open(self, config: Mapping[str, Any], batch: int | None) -> None:
+        """As a watch does; the start is examined before the first batch."""
+        super().open(config, batch)
+        if batch is None and self.config.eval_every:
+            self.start = self._exam("start")
+
+    def batch(self, index: int, row: Mapping[str, float]) -> dict[str, float]:
+        """As a watch does, with the scores when they are due."""
+        every, done = self.config.eval_every, index + 1
+        if every and (done % every == 0 or done == self.config.steps):
+            row = {**row, **self._exam("heldout")}
+        start, self.start = self.start, {}
+        return super().batch(index, {**row, **start})
+
+    def _exam(self, name: str) -> dict[str, float]:
+        sampled, greedy = (
+            ask(
+                self.policy,
+                self.runner,
+                self.split.questions,
+                temperature=temperature,
+                samples=self.split.samples,
+            ).reward
+            for temperature in (self.config.rollout.temperature, 0.0)
+        )
+        return {f"eval/{name}_em": sampled, f"eval/{name}_em_greedy": greedy}
+
+
 def train(config: TrainConfig, folder: Path) -> None:
     """One run, from its last checkpoint if it has one."""
     policy, environment = load_as(config.policy, config.load), open_environment(config)
@@ -118,6 +158,7 @@ def train(config: TrainConfig, folder: Path) -> None:
         ),
         args=settings(config, folder),
     )
+    trainer.watch = Examined(folder, config, policy, environment)
     checkpoint = get_last_checkpoint(folder / "trl") if (folder / "trl").is_dir() else None
     if checkpoint is None and folder.exists():
         shutil.rmtree(folder)  # killed before its first checkpoint
