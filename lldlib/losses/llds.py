@@ -163,7 +163,7 @@ def answer_weight_schedule(
 
 
 DUAL_UP, DUAL_DOWN = 5.0, 0.5  # lambda gained for each nat a token over the target, lost under it
-DUAL_LIMIT = 1.0  # over it LLDS itself does harm (data/atlas)
+DUAL_LIMIT = 1.0  # there LLDS does harm of its own: one of two runs sagged (data/atlas)
 
 
 def dual_weight(weight: float, moved: float, target: float) -> float:

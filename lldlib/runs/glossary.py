@@ -107,7 +107,7 @@ GLOSSARY: dict[str, Metric] = {
         "displacement, correct, per token",
         "token mean of new_logp - old_logp over correct responses",
         NATS,
-        "above 0; the alarm rings under -0.45",
+        "around 0 or above; the alarm rings under -0.45",
     ),
     "displacement/incorrect_token": Metric(
         "displacement, incorrect, per token",
