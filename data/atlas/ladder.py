@@ -1,6 +1,6 @@
 """The ladder of learning rates, from search.jsonl.gz: python data/atlas/ladder.py
 
-Prints the table of README.md and draws ladder.png. A run's end is the mean of its last two
+Prints the table of settings.md and draws ladder.png. A run's end is the mean of its last two
 evaluations, sampled, on the validation half.
 """
 
