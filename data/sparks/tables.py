@@ -79,23 +79,24 @@ def spread(values: pd.Series) -> str:
     return shown(values.mean()) + (f" +- {shown(values.std())}" if len(values) > 1 else "")
 
 
-def screening() -> None:
-    """Stage 1, best first."""
+def screening(updates: int) -> None:
+    """Stage 1, best first, of runs with so many updates a batch."""
     table = ends(read("stage1.jsonl.gz")).sort_values("hard", ascending=False)
+    table = table[table["updates"] == updates]
     names = ["hard", "pass@32", "easy", "checked", *LEVELS]
     lines = [[row["run"], *(shown(row[name]) for name in names)] for _, row in table.iterrows()]
     print(markdown_table(["run", *names], lines))
 
 
-def results() -> None:
-    """The arms on seeds 2 to 6, each against GRPO at its rate of choice, paired by seed."""
+def results(updates: int, arms: dict[str, str], against: str) -> None:
+    """The arms on seeds 2 to 6, each against one of them, paired by seed."""
     table = ends(read("runs.jsonl.gz"))
-    table = table[(table["updates"] == 1) & ~table["seed"].isin(CHOICE)]
+    table = table[(table["updates"] == updates) & ~table["seed"].isin(CHOICE)]
     names, lines = [*SCORES, *LEVELS], []
     rows = table.assign(arm=table["run"]).to_dict("records")
-    for run, name in NAMES.items():
+    for run, name in arms.items():
         own = table[table["run"] == run]
-        gap = paired(rows, run, "grpo", "hard", "hard")
+        gap = paired(rows, run, against, "hard", "hard")
         off = sum(own["hard"] > GUESS)
         cells = [f"{off} of {len(own)}", *(spread(own[key]) for key in names)]
         cells.append(f"{gap['difference']:+.3f} +- {gap['standard_error']:.3f}")
@@ -124,7 +125,28 @@ def figure(frame: pd.DataFrame, arms: list[str], name: str) -> None:
     save(picture, HERE / name)
 
 
+def passes(frame: pd.DataFrame, arms: list[str], name: str) -> None:
+    """pass@k on the hard sums at the end of a run; a thin line a seed, a thick one their mean."""
+    picture = Figure(figsize=(6.5, 3.6), layout="constrained")
+    axes = style(picture.subplots(), "k, answers sampled", "pass@k on hard sums")
+    tries = [2**n for n in range(6)]
+    keys = [f"eval/heldout_pass_{k}" for k in tries]
+    for run, colour in zip(arms, COLOURS, strict=True):
+        part = frame[frame["run"] == run].dropna(subset=keys)
+        own = part.groupby("seed")[keys].apply(lambda some: some.tail(LAST).mean())
+        for _, values in own.iterrows():
+            axes.plot(tries, values, color=colour, alpha=0.25, linewidth=0.7)
+        axes.plot(tries, own.mean(), color=colour, linewidth=1.8, label=NAMES[run].rstrip(" *"))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(tries, [str(k) for k in tries], fontsize=SMALL)
+    picture.legend(loc="outside right center", fontsize=SMALL, frameon=False)
+    save(picture, HERE / name)
+
+
 if __name__ == "__main__":
-    screening()
-    results()
-    figure(read("runs.jsonl.gz"), DRAWN, "figure.png")
+    screening(1)
+    results(1, NAMES, "grpo")
+    runs = read("runs.jsonl.gz")
+    runs = runs[(runs["updates"] == 1) & ~runs["seed"].isin(CHOICE)]
+    figure(runs, DRAWN, "figure.png")
+    passes(runs, DRAWN, "passes.png")
