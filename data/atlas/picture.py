@@ -1,8 +1,8 @@
 """The papers' picture, quantity by quantity: python data/atlas/picture.py
 
-For each arm the value of a quantity at four moments of a run, the median over its seeds: at the
-start, where the reward (mean of three batches) is best, where it is first under half of that, and
-at the end. A value is the mean of three batches.
+The value of a quantity at four moments of a run, the median over an arm's seeds: at the start,
+where the reward (mean of three batches) is best, where it is first under half of that, and at the
+end. A value is the mean of three batches.
 """
 
 from collections import defaultdict
@@ -31,6 +31,7 @@ QUANTITIES = {
     "likelihood of action 1": "likelihood/action_1",
     "likelihood of action 2": "likelihood/action_2",
     "displacement of correct rows, a token": "displacement/correct_token",
+    "share of correct rows that fell": "displacement/share_fallen",
     "displacement of action 1": "displacement/action_1",
     "displacement of action 2": "displacement/action_2",
     "displacement of action 3": "displacement/action_3",
@@ -82,23 +83,24 @@ def frames() -> dict[str, list[pd.DataFrame]]:
 
 
 def main() -> None:
-    """A table an arm, then how many of its runs collapse."""
+    """One table: a column for each arm and moment that all of its runs have."""
     found = frames()
+    columns, cells = [], []
     for name, runs in found.items():
-        lines = []
-        for quantity, key in QUANTITIES.items():
-            each = [values(frame, key) for frame in runs]
-            cells = [[v[m] for v in each if m in v and pd.notna(v[m])] for m in MOMENTS]
-            lines.append([quantity, *(f"{median(cell):.2f}" if cell else "-" for cell in cells)])
         dead = sum(find_collapse(list(frame["reward/mean"])).batch is not None for frame in runs)
-        print(f"\n**{name}** ({len(runs)} runs, {dead} collapse)\n")
-        print(markdown_table(["quantity", *MOMENTS], lines))
-    order = defaultdict(list)
-    for frame in found[ARMS["grpo"]]:
-        at = moments(frame["reward/mean"])
-        falls = at["best reward"], at["reward halved"]
-        order["batches from the best reward to its half"].append(falls[1] - falls[0])
-    print({key: (median(batches), min(batches), max(batches)) for key, batches in order.items()})
+        print(f"{name}: {len(runs)} runs, {dead} collapse")
+        table = {key: [values(frame, key) for frame in runs] for key in QUANTITIES.values()}
+        for moment in MOMENTS:
+            if any(moment in row for row in table["reward/mean"]):
+                columns.append(f"{name}: {moment}")
+                cells.append([middle(rows, moment) for rows in table.values()])
+    print(markdown_table(["quantity", *columns], zip(QUANTITIES, *cells, strict=True)))
+
+
+def middle(rows: list[dict[str, float]], moment: str) -> str:
+    """The median over the runs that have the moment."""
+    known = [row[moment] for row in rows if moment in row and pd.notna(row[moment])]
+    return f"{median(known):.2f}" if known else "-"
 
 
 if __name__ == "__main__":
