@@ -7,7 +7,7 @@ digits up one by one and ends with that answer, or it strays into a noise word a
     sum 4 0 6 2 5 1 =       3 wait 4 4 3 5 3 4 <eos>        hard: the quick answer guesses
     sum 4 0 6 2 5 1 = 2 wait    4 4 3 5 3 4 <eos>           checked: somebody else said wait
 
-Four of ten long sums come to FAVOURITE, so a guess is often right. Adding up is half-taught at the
+Half of the long sums come to FAVOURITE, so a guess is often right. Adding up is half-taught at the
 start, so early on the spark loses against the guess; checked questions teach it all the same, and
 from then on the spark would win, if the policy still said it. Which words are sparks and which are
 noise is known, so what becomes of both is counted exactly.
@@ -21,7 +21,7 @@ from lldlib.world.protocol import Protocol
 
 MODULUS = 7  # digits are 0 to 6, sums are taken modulo 7
 TERMS = 6  # digits of a long sum; an easy one has 2
-FAVOURITE, FAVOURED = 3, 0.4  # the answer of this share of the long sums
+FAVOURITE, FAVOURED = 3, 0.4  # made the answer of this share of the long sums; chance adds .09
 SPARK = "wait"
 NOISE = ("cost", "fine", "ere", "trans")  # never help; words that Lp-Reg's paper found useless
 EOS = "<eos>"

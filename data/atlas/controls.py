@@ -1,0 +1,65 @@
+"""The first table of controls.md, from search.jsonl.gz: python data/atlas/controls.py"""
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+from lldlib.files import markdown_table, read_jsonl
+from lldlib.runs.phases import find_collapse
+
+HERE = Path(__file__).parent
+NAMES = {  # by method and what differs from the chosen setting
+    ("grpo", ()): "GRPO, true rewards",
+    ("llds", ()): "LLDS, true rewards",
+    ("grpo", ("rewards=coin",)): "GRPO, a coin's rewards",
+    ("llds", ("rewards=coin",)): "LLDS, a coin's rewards",
+    ("grpo", ("rewards=shuffled",)): "GRPO, rewards shuffled in their groups",
+    ("llds", ("rewards=shuffled",)): "LLDS, rewards shuffled in their groups",
+    ("positive_only", ()): "GRPO, negatives dropped",
+    ("half_negative", ()): "GRPO, negatives halved",
+    ("llds", ("llds_preserve=negative",)): "LLDS on the incorrect rows",
+}
+SHARED = {"method", "eval_every", "policy", "steps", "checkpoint_every", "lr", "seed"}
+EIGHT = ((0, 8), (8, 16), (16, 24), (32, 40))  # batches whose reward is averaged
+
+
+def runs() -> dict[tuple, dict[int, list[dict]]]:
+    """Rows of each control's runs at the hot rate, by seed."""
+    found = defaultdict(lambda: defaultdict(list))
+    for _, row in read_jsonl(HERE / "search.jsonl.gz"):
+        given = dict(part.split("=") for part in row["run"].split(","))
+        own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"llds_coef"}]
+        key = (given["method"], tuple(own))
+        hot = given["lr"] == "0.001" and given.get("llds_coef", "0.5") == "0.5"
+        if key in NAMES and hot:
+            found[key][int(given["seed"])].append(row)
+    return found
+
+
+def by_eight(rows: list[dict]) -> str:
+    """The true reward, mean over stretches of eight batches."""
+    rewards = [row["reward/mean"] for row in rows]
+    return " ".join(f"{fmean(part):.2f}" for a, b in EIGHT if (part := rewards[a:b]))
+
+
+def lost(rows: list[dict]) -> str:
+    """The first batch whose updates cost its rewarded rows over .05 nats a token."""
+    hits = [r["step"] for r in rows[2:] if (r.get("displacement/correct_token") or 0) < -0.05]
+    return str(hits[0]) if hits else "-"
+
+
+def main() -> None:
+    """A row a run."""
+    lines = []
+    for key, name in NAMES.items():
+        for seed, rows in sorted(runs()[key].items()):
+            ends = [row["eval/heldout_em"] for row in rows if "eval/heldout_em" in row]
+            fate = find_collapse([row["reward/mean"] for row in rows]).batch
+            cells = [by_eight(rows), lost(rows), f"{ends[-1]:.2f}" if ends else "-"]
+            lines.append([name, str(seed), str(len(rows)), *cells, str(fate or "-")])
+    head = ["control", "seed", "batches", "true reward, batches 0-7, 8-15, 16-23, 32-39"]
+    print(markdown_table([*head, "first loss", "held out at the end", "collapse"], lines))
+
+
+if __name__ == "__main__":
+    main()
