@@ -18,9 +18,9 @@ from lldlib.runs.phases import find_collapse
 HERE = Path(__file__).parent
 WINDOW = 3
 MOMENTS = ("start", "best reward", "reward halved", "end")
-OTHERS = {  # of later.jsonl.gz and methods.jsonl.gz, by settings
+OTHERS = {  # of methods.jsonl.gz, by method and weight of the entropy bonus
     ("grpo_entropy", "0.001"): "entropy bonus .001, 1e-3",
-    ("llds_ma", "0.001"): "LLDS-MA, 1e-3",
+    ("llds_ma", None): "LLDS-MA, 1e-3",
 }
 ARMS = {"grpo": "GRPO, 1e-3", "llds": "LLDS, 1e-3", "grpo_best_rate": "GRPO, 2e-4"}
 QUANTITIES = {
@@ -74,7 +74,7 @@ def frames() -> dict[str, list[pd.DataFrame]]:
     rows = defaultdict(list)
     for _, row in read_jsonl(HERE / "methods.jsonl.gz"):
         given = dict(part.split("=") for part in row["run"].split(","))
-        key = (given["method"], given.get("entropy_coef", given["lr"]))
+        key = (given["method"], given.get("entropy_coef"))
         if key in OTHERS and given["lr"] == "0.001":
             rows[OTHERS[key], row["run"]].append(row)
     for (name, _), some in rows.items():
