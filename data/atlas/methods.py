@@ -17,7 +17,8 @@ from lldlib.show.style import COLOURS, SMALL, save, style
 HERE = Path(__file__).parent
 SHARED = {"eval_every", "policy", "steps", "checkpoint_every", "probe_every", "lr", "seed"}
 BATCHES, EXAMS = 40, (29, 39)
-RATES = (2e-4, 4e-4, 6e-4, 1e-3)
+RATES, HOT = (2e-4, 4e-4, 6e-4, 1e-3), 1e-3
+DRIFT = 10  # batches
 NAMES = {  # by the settings that are no part of SHARED
     "grpo": "GRPO",
     "grpo_code": "GRPO as in the official code",
@@ -74,16 +75,22 @@ def cell(seeds: dict[int, list[dict]]) -> str:
     return f"{fmean(ends.values()):.2f}{each} / {greedy:.2f}{fate}"
 
 
+def drift(seeds: dict[int, list[dict]]) -> str:
+    """Nats a token by which a batch's updates lower all rows, mean over the first ten batches."""
+    moved = [row["displacement/all_token"] for rows in seeds.values() for row in rows[:DRIFT]]
+    return f"{-fmean(moved):.2f}" if moved else "-"
+
+
 def main() -> None:
     """Table and figure."""
     found = runs()
     rates = sorted({rate for by_rate in found.values() for rate in by_rate if rate in RATES})
     lines = [
-        [name, *(cell(found[key].get(rate, {})) for rate in rates)]
+        [name, *(cell(found[key].get(rate, {})) for rate in rates), drift(found[key][HOT])]
         for key, name in NAMES.items()
         if key in found
     ]
-    print(markdown_table(["method", *(f"{rate:g}" for rate in rates)], lines))
+    print(markdown_table(["method", *(f"{rate:g}" for rate in rates), f"drift at {HOT:g}"], lines))
     draw(found, rates)
 
 
