@@ -95,8 +95,9 @@ def main() -> None:
 
 
 def draw(found: dict, rates: list[float]) -> None:
-    """A panel a rate, a line a method, a point a run."""
+    """A panel for each rate at which most methods ran, a line a method, a point a run."""
     names = {key: name for key, name in NAMES.items() if key in found}
+    rates = [rate for rate in rates if 2 * sum(rate in found[key] for key in names) > len(names)]
     figure = Figure(figsize=(8.5, 0.24 * len(names) + 1.2), layout="constrained")
     panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     for ax, rate in zip(panels, rates, strict=True):
