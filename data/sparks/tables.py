@@ -17,7 +17,7 @@ from lldlib.show.style import BATCH, COLOURS, SMALL, save, style
 HERE = Path(__file__).parent
 LAST = 2  # evaluations that make an end
 GUESS = 0.5  # whoever says the favourite has .45 of the exam's hard sums
-CHOICE = (0, 1)  # seeds by which settings were chosen
+FINAL = range(2, 7)  # seeds that chose nothing
 SCORES = {
     "hard": "eval/heldout_em",
     "hard, greedy": "eval/heldout_em_greedy",
@@ -49,6 +49,25 @@ NAMES = {  # of the arms, by the settings of their runs; in the order of the tab
     BETA.format(100, 0.001): "Lp-Reg, beta 100, 1e-3 *",
     "top_entropy,lr=0.001,top_entropy=0.1": "80/20, share .1, 1e-3",
     "top_entropy,lr=0.0005,top_entropy=0.1": "80/20, share .1, 5e-4 *",
+}
+OFF = {  # eight updates a batch
+    "grpo,lr=0.0001": "GRPO, 1e-4",
+    "grpo_entropy,entropy_coef=0.05,lr=0.0001": "entropy bonus .05, 1e-4",
+    "clip_higher,clip_high=0.28,lr=0.0003": "Clip-Higher, 3e-4",
+    BETA.format(25, 0.0003).replace("0.02", "0.002"): "Lp-Reg, beta 25, kappa .002, 3e-4",
+    "lp_reg,lr=0.0001": "Lp-Reg as in its paper, 1e-4",
+    "grpo,lr=0.0003": "GRPO, 3e-4 *",
+    "grpo_entropy,entropy_coef=0.05,lr=0.0003": "entropy bonus .05, 3e-4 *",
+}
+TUNED = {  # tuned.py, seeds 2 to 4, beside fixed values
+    "grpo": "GRPO, 1e-3",
+    "lp_reg,lr=0.001": "Lp-Reg as in its paper, 1e-3",
+    "lp_reg_tuned,lp_reg_coef=1,lr=1e-3": "self-tuned, beta 1, 1e-3",
+    "lp_reg_tuned,lp_reg_coef=25,lr=1e-3": "self-tuned, beta 25, 1e-3",
+    "grpo,lr=0.0005": "GRPO, 5e-4",
+    BETA.format(25, 0.0005): "Lp-Reg, beta 25, 5e-4",
+    "lp_reg_tuned,lp_reg_coef=1,lr=5e-4": "self-tuned, beta 1, 5e-4",
+    "lp_reg_tuned,lp_reg_coef=25,lr=5e-4": "self-tuned, beta 25, 5e-4",
 }
 DRAWN = [run for run in NAMES if "0.0005" not in run or "lp_reg" in run]
 
@@ -88,10 +107,10 @@ def screening(updates: int) -> None:
     print(markdown_table(["run", *names], lines))
 
 
-def results(updates: int, arms: dict[str, str], against: str) -> None:
-    """The arms on seeds 2 to 6, each against one of them, paired by seed."""
+def results(updates: int, arms: dict[str, str], against: str, seeds: range) -> None:
+    """The arms on seeds that chose nothing, each against one of them, paired by seed."""
     table = ends(read("runs.jsonl.gz"))
-    table = table[(table["updates"] == updates) & ~table["seed"].isin(CHOICE)]
+    table = table[(table["updates"] == updates) & table["seed"].isin(seeds)]
     names, lines = [*SCORES, *LEVELS], []
     rows = table.assign(arm=table["run"]).to_dict("records")
     for run, name in arms.items():
@@ -104,7 +123,7 @@ def results(updates: int, arms: dict[str, str], against: str) -> None:
     print(markdown_table(["arm", "beyond the guess", *names, "hard, less GRPO's"], lines))
 
 
-def figure(frame: pd.DataFrame, arms: list[str], name: str) -> None:
+def figure(frame: pd.DataFrame, names: dict[str, str], arms: list[str], name: str) -> None:
     """Four panels; a thin line a seed, a thick one their mean."""
     picture = Figure(figsize=(9, 6.4), layout="constrained")
     panels = picture.subplots(2, 2).flat
@@ -115,7 +134,7 @@ def figure(frame: pd.DataFrame, arms: list[str], name: str) -> None:
             for _, own in part.groupby("seed"):
                 axes.plot(own["step"], own[key], color=colour, alpha=0.25, linewidth=0.7)
             mean = part.groupby("step")[key].mean()
-            axes.plot(mean.index, mean, color=colour, linewidth=1.8, label=NAMES[run].rstrip(" *"))
+            axes.plot(mean.index, mean, color=colour, linewidth=1.8, label=names[run].rstrip(" *"))
         if key.startswith("watch"):
             axes.set_yscale("log")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -145,8 +164,12 @@ def passes(frame: pd.DataFrame, arms: list[str], name: str) -> None:
 
 if __name__ == "__main__":
     screening(1)
-    results(1, NAMES, "grpo")
+    results(1, NAMES, "grpo", FINAL)
+    screening(8)
+    results(8, OFF, "grpo,lr=0.0001", FINAL)
+    results(1, TUNED, "grpo", range(2, 5))
     runs = read("runs.jsonl.gz")
-    runs = runs[(runs["updates"] == 1) & ~runs["seed"].isin(CHOICE)]
-    figure(runs, DRAWN, "figure.png")
-    passes(runs, DRAWN, "passes.png")
+    runs = runs[runs["seed"].isin(FINAL)]
+    figure(runs[runs["updates"] == 1], NAMES, DRAWN, "figure.png")
+    passes(runs[runs["updates"] == 1], DRAWN, "passes.png")
+    figure(runs[runs["updates"] == 8], OFF, list(OFF), "off_policy.png")
