@@ -16,6 +16,7 @@ from lldlib.runs.phases import find_collapse
 from lldlib.train.run import describe
 from lldlib.train.sweep import grid_cells, parse_grid
 
+HERE = Path(__file__).parent
 KEYS = {  # columns of the row that are means over ten batches
     "reward": "reward/mean",
     "entropy": "policy/entropy",
@@ -47,6 +48,22 @@ def row(run: Run) -> list[str]:
         "-" if start is None else f"{start.dropna().iloc[0]:.2f}",
         " ".join(f"{sampled:.2f}/{greedy:.2f}" for sampled, greedy in pairs),
         fate + (", for good" if collapse.for_good else ""),
+    ]
+
+
+def gathered(*names: str) -> list[tuple[dict[str, str], list[dict]]]:
+    """Each run of the gathered files beside this script: the settings in its name, its rows.
+
+    A name that begins otherwise says of which machine or try a run is; those are left out.
+    """
+    runs: dict[str, list[dict]] = {}
+    for name in names:
+        for _, row in read_jsonl(HERE / name):
+            runs.setdefault(row["run"], []).append(row)
+    return [
+        (dict(part.split("=") for part in run.split(",")), rows)
+        for run, rows in runs.items()
+        if run.startswith("method=")
     ]
 
 

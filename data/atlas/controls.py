@@ -1,13 +1,13 @@
 """The first table of controls.md, from search.jsonl.gz: python data/atlas/controls.py"""
 
 from collections import defaultdict
-from pathlib import Path
 from statistics import fmean
 
-from lldlib.files import markdown_table, read_jsonl
+from collect import gathered
+
+from lldlib.files import markdown_table
 from lldlib.runs.phases import find_collapse
 
-HERE = Path(__file__).parent
 NAMES = {  # by method and what differs from the chosen setting
     ("grpo", ()): "GRPO, true rewards",
     ("llds", ()): "LLDS, true rewards",
@@ -25,14 +25,13 @@ EIGHT = ((0, 8), (8, 16), (16, 24), (32, 40))  # batches whose reward is average
 
 def runs() -> dict[tuple, dict[int, list[dict]]]:
     """Rows of each control's runs at the hot rate, by seed."""
-    found = defaultdict(lambda: defaultdict(list))
-    for _, row in read_jsonl(HERE / "search.jsonl.gz"):
-        given = dict(part.split("=") for part in row["run"].split(","))
+    found = defaultdict(dict)
+    for given, rows in gathered("search.jsonl.gz"):
         own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"llds_coef"}]
         key = (given["method"], tuple(own))
         hot = given["lr"] == "0.001" and given.get("llds_coef", "0.5") == "0.5"
         if key in NAMES and hot:
-            found[key][int(given["seed"])].append(row)
+            found[key][int(given["seed"])] = rows
     return found
 
 
@@ -50,13 +49,15 @@ def lost(rows: list[dict]) -> str:
 
 def main() -> None:
     """A row a run."""
-    lines = []
+    lines, found = [], runs()
     for key, name in NAMES.items():
-        for seed, rows in sorted(runs()[key].items()):
+        for seed, rows in sorted(found[key].items()):
             ends = [row["eval/heldout_em"] for row in rows if "eval/heldout_em" in row]
             fate = find_collapse([row["reward/mean"] for row in rows]).batch
             cells = [by_eight(rows), lost(rows), f"{ends[-1]:.2f}" if ends else "-"]
-            lines.append([name, str(seed), str(len(rows)), *cells, str(fate or "-")])
+            lines.append(
+                [name, str(seed), str(len(rows)), *cells, "-" if fate is None else str(fate)]
+            )
     head = ["control", "seed", "batches", "true reward, batches 0-7, 8-15, 16-23, 32-39"]
     print(markdown_table([*head, "first loss", "held out at the end", "collapse"], lines))
 

@@ -8,9 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
+from collect import gathered
 from matplotlib.figure import Figure
 
-from lldlib.files import markdown_table, read_jsonl
+from lldlib.files import markdown_table
 from lldlib.runs.phases import find_collapse
 from lldlib.show.style import COLOURS, SMALL, save, style
 
@@ -20,21 +21,15 @@ ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS, lambda 0.5"}
 NEAR = 0.9  # of an arm's best: the range of rates that serve
 
 
-def settings(name: str) -> dict[str, str]:
-    """A run's settings, from its folder's name."""
-    return dict(part.split("=") for part in name.split(","))
-
-
 def ladder() -> dict[str, dict[float, dict[int, list[dict]]]]:
     """Rows of each arm's runs that differ from the recipe in rate and seed alone."""
-    found = {arm: defaultdict(lambda: defaultdict(list)) for arm in ARMS}
-    for _, row in read_jsonl(HERE / "search.jsonl.gz"):
-        given = settings(row["run"])
+    found = {arm: defaultdict(dict) for arm in ARMS}
+    for given, rows in gathered("search.jsonl.gz"):
         arm, seed = given.pop("method"), int(given.pop("seed", 0))
         rate, coef = float(given.pop("lr", 1e-3)), given.pop("llds_coef", None)
         plain = given.keys() <= {"eval_every", "policy", "steps", "checkpoint_every"}
         if arm in ARMS and plain and seed in SEEDS and coef == {"llds": "0.5"}.get(arm):
-            found[arm][rate][seed].append(row)
+            found[arm][rate][seed] = rows
     return {
         arm: {
             rate: {seed: rows for seed, rows in seeds.items() if len(rows) == BATCHES}

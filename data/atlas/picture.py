@@ -5,13 +5,13 @@ where the reward (mean of three batches) is best, where it is first under half o
 end. A value is the mean of three batches.
 """
 
-from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
 import pandas as pd
+from collect import gathered
 
-from lldlib.files import markdown_table, read_jsonl
+from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import find_collapse
 
@@ -71,19 +71,15 @@ def frames() -> dict[str, list[pd.DataFrame]]:
         name: [Run(path).frame for path in sorted((HERE / "main").glob(f"{arm}-seed*"))]
         for arm, name in ARMS.items()
     }
-    rows = defaultdict(list)
-    for _, row in read_jsonl(HERE / "methods.jsonl.gz"):
-        given = dict(part.split("=") for part in row["run"].split(","))
+    for given, rows in gathered("methods.jsonl.gz"):
         key = (given["method"], given.get("entropy_coef"))
         if key in OTHERS and given["lr"] == "0.001":
-            rows[OTHERS[key], row["run"]].append(row)
-    for (name, _), some in rows.items():
-        found.setdefault(name, []).append(pd.DataFrame(some))
+            found.setdefault(OTHERS[key], []).append(pd.DataFrame(rows))
     return found
 
 
 def main() -> None:
-    """One table: a column for each arm and moment that all of its runs have."""
+    """One table: a column for each arm and each moment that any of its runs has."""
     found = frames()
     columns, cells = [], []
     for name, runs in found.items():

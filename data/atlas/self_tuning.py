@@ -1,4 +1,4 @@
-"""The table and the figure of self_tuning.md: python data/atlas/self_tuning.py
+"""The tables and the figure of self_tuning.md: python data/atlas/self_tuning.py
 
 Reads search.jsonl.gz and later.jsonl.gz. An end is the mean of a run's last two evaluations.
 """
@@ -7,9 +7,10 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 
+from collect import gathered
 from matplotlib.figure import Figure
 
-from lldlib.files import markdown_table, read_jsonl
+from lldlib.files import markdown_table
 from lldlib.show.style import COLOURS, SMALL, save, style
 
 HERE = Path(__file__).parent
@@ -27,14 +28,8 @@ OWN = "self-tuned"
 
 def ends() -> dict[str, dict[float, dict[int, float]]]:
     """The end of every whole run, by arm, rate and seed."""
-    runs = defaultdict(list)
-    for file in ("search.jsonl.gz", "later.jsonl.gz"):
-        for _, row in read_jsonl(HERE / file):
-            if row["run"].startswith("method="):  # others say of which machine or try they are
-                runs[row["run"]].append(row)
     found = {name: defaultdict(dict) for name in ARMS.values()}
-    for run, rows in runs.items():
-        given = dict(part.split("=") for part in run.split(","))
+    for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
         own = ",".join(
             f"{k}={v}" for k, v in sorted(given.items()) if k not in SHARED | {"lr", "seed"}
         )
@@ -60,18 +55,18 @@ def gap(own: dict[int, float], other: dict[int, float]) -> str:
 
 
 def main() -> None:
-    """Table and figure."""
+    """Tables and figure."""
     found = ends()
     others = [name for name in found if name != OWN]
-    lines = [
-        [
-            f"{rate * 1e4:g}e-4",
-            *(cell(found[name][rate]) for name in found),
-            *(gap(found[OWN][rate], found[name][rate]) for name in others),
-        ]
-        for rate in RATES
-    ]
-    print(markdown_table(["rate", *found, *(f"less {name}" for name in others)], lines))
+    for head, cells in (
+        (list(found), lambda rate: [cell(found[name][rate]) for name in found]),
+        (
+            [f"less {name}" for name in others],
+            lambda rate: [gap(found[OWN][rate], found[name][rate]) for name in others],
+        ),
+    ):
+        lines = [[f"{rate * 1e4:g}e-4", *cells(rate)] for rate in RATES]
+        print(markdown_table(["rate", *head], lines))
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = style(
         figure.subplots(), "learning rate, in 0.0001", "held-out exact match, sampled, at the end"
