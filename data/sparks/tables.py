@@ -37,7 +37,7 @@ PANELS = {
     "probability of a noise word": "watch/noise_hard",
     "entropy, nats a token": "policy/entropy",
 }
-BETA = "lp_reg,lp_reg_coef={},lp_reg_quantile=0.05,lp_reg_threshold=0.02,lr={}"
+BETA = "lp_reg,lp_reg_coef={},lp_reg_quantile=0.05,lp_reg_threshold={},lr={}"
 NAMES = {  # of the arms, by the settings of their runs; in the order of the table
     "oracle": "oracle, 1e-3",
     "grpo_entropy,entropy_coef=0.05,lr=0.001": "entropy bonus .05, 1e-3 *",
@@ -45,8 +45,8 @@ NAMES = {  # of the arms, by the settings of their runs; in the order of the tab
     "grpo": "GRPO, 1e-3",
     "grpo,lr=0.0005": "GRPO, 5e-4 *",
     "lp_reg,lr=0.001": "Lp-Reg as in its paper, 1e-3",
-    BETA.format(25, 0.0005): "Lp-Reg, beta 25, 5e-4",
-    BETA.format(100, 0.001): "Lp-Reg, beta 100, 1e-3 *",
+    BETA.format(25, 0.02, 0.0005): "Lp-Reg, beta 25, 5e-4",
+    BETA.format(100, 0.02, 0.001): "Lp-Reg, beta 100, 1e-3 *",
     "top_entropy,lr=0.001,top_entropy=0.1": "80/20, share .1, 1e-3",
     "top_entropy,lr=0.0005,top_entropy=0.1": "80/20, share .1, 5e-4 *",
 }
@@ -54,7 +54,7 @@ OFF = {  # eight updates a batch
     "grpo,lr=0.0001": "GRPO, 1e-4",
     "grpo_entropy,entropy_coef=0.05,lr=0.0001": "entropy bonus .05, 1e-4",
     "clip_higher,clip_high=0.28,lr=0.0003": "Clip-Higher, 3e-4",
-    BETA.format(25, 0.0003).replace("0.02", "0.002"): "Lp-Reg, beta 25, kappa .002, 3e-4",
+    BETA.format(25, 0.002, 0.0003): "Lp-Reg, beta 25, kappa .002, 3e-4",
     "lp_reg,lr=0.0001": "Lp-Reg as in its paper, 1e-4",
     "grpo,lr=0.0003": "GRPO, 3e-4 *",
     "grpo_entropy,entropy_coef=0.05,lr=0.0003": "entropy bonus .05, 3e-4 *",
@@ -65,9 +65,18 @@ TUNED = {  # tuned.py, seeds 2 to 4, beside fixed values
     "lp_reg_tuned,lp_reg_coef=1,lr=1e-3": "self-tuned, beta 1, 1e-3",
     "lp_reg_tuned,lp_reg_coef=25,lr=1e-3": "self-tuned, beta 25, 1e-3",
     "grpo,lr=0.0005": "GRPO, 5e-4",
-    BETA.format(25, 0.0005): "Lp-Reg, beta 25, 5e-4",
+    BETA.format(25, 0.02, 0.0005): "Lp-Reg, beta 25, 5e-4",
     "lp_reg_tuned,lp_reg_coef=1,lr=5e-4": "self-tuned, beta 1, 5e-4",
     "lp_reg_tuned,lp_reg_coef=25,lr=5e-4": "self-tuned, beta 25, 5e-4",
+}
+KEPT = "llds,llds_coef={},llds_preserve=positive,{}lr=0.0003"
+TUNED_OFF = {  # the same with eight updates a batch, and LLDS
+    "grpo,lr=0.0003": "GRPO",
+    "lp_reg_tuned,lp_reg_coef=1,lr=3e-4": "self-tuned Lp-Reg, beta 1",
+    "lp_reg_tuned,lp_reg_coef=25,lr=3e-4": "self-tuned Lp-Reg, beta 25",
+    KEPT.format(0.2, "llds_target=0.01,"): "self-tuned LLDS",
+    KEPT.format(0.2, ""): "LLDS .2",
+    KEPT.format(1, ""): "LLDS 1",
 }
 DRAWN = [run for run in NAMES if "0.0005" not in run or "lp_reg" in run]
 
@@ -168,6 +177,7 @@ if __name__ == "__main__":
     screening(8)
     results(8, OFF, "grpo,lr=0.0001", FINAL)
     results(1, TUNED, "grpo", range(2, 5))
+    results(8, TUNED_OFF, "grpo,lr=0.0003", range(2, 5))
     runs = read("runs.jsonl.gz")
     runs = runs[runs["seed"].isin(FINAL)]
     figure(runs[runs["updates"] == 1], NAMES, DRAWN, "figure.png")
