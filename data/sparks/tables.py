@@ -177,7 +177,7 @@ if __name__ == "__main__":
     screening(8)
     results(8, OFF, "grpo,lr=0.0001", FINAL)
     results(1, TUNED, "grpo", range(2, 5))
-    results(8, TUNED_OFF, "grpo,lr=0.0003", range(2, 5))
+    results(8, TUNED_OFF, "grpo,lr=0.0003", FINAL)
     runs = read("runs.jsonl.gz")
     runs = runs[runs["seed"].isin(FINAL)]
     figure(runs[runs["updates"] == 1], NAMES, DRAWN, "figure.png")
