@@ -283,11 +283,14 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
     here = Path(__file__).parent
     paths = os.pathsep.join(map(str, (here.parent.parent, here.parent, here)))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's own name may have no address
     program = [str(here / "trl_worker.py")]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    launcher += ["--nproc_per_node", "2"]
     for count, command in ((1, program), (2, launcher + program)):
-        folder = str(tmp_path / str(count))
-        subprocess.run([sys.executable, *command, folder], env=environment, check=True)
+        whole = [sys.executable, *command, str(tmp_path / str(count))]
+        done = subprocess.run(whole, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
     one, two = (Run(tmp_path / str(count) / "run") for count in (1, 2))
     assert two.config["processes"] == 2 and len(one.metrics) == len(two.metrics) == 2
     for a, b in zip(one.metrics, two.metrics, strict=True):

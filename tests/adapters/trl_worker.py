@@ -30,6 +30,8 @@ def main(folder: Path) -> None:
     run.train()
     if run.accelerator.is_main_process:
         torch.save(policy.model.state_dict(), folder / "weights.pt")
+    run.accelerator.wait_for_everyone()
+    run.accelerator.end_training()
 
 
 if __name__ == "__main__":
