@@ -7,6 +7,7 @@ logged metric. Lines of a run that it holds already are replaced. Only whole run
 """
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 
@@ -23,6 +24,9 @@ KEYS = {  # columns of the row that are means over ten batches
     "tokens": "length/tokens",
     "correct rows, nats/token": "displacement/correct_token",
 }
+CHOSEN = {"updates_per_batch": 16, "rewards": "true", "llds_target": None, "steps": 40}
+PROBLEMS = 64
+ABOUT = ("run", "step")  # what a line holds beside its metrics
 COLUMNS = ("run", "batches", *KEYS, "EM start", "EM every ten, sampled/greedy", "collapse")
 
 
@@ -51,34 +55,42 @@ def row(run: Run) -> list[str]:
     ]
 
 
-def gathered(*names: str) -> list[tuple[dict[str, str], list[dict]]]:
+def gathered(*names: str, machine: str = "") -> list[tuple[dict[str, str], list[dict]]]:
     """Each run of the gathered files beside this script: the settings in its name, its rows.
 
-    A name that begins otherwise says of which machine or try a run is; those are left out.
+    A name may begin with a word and a colon: of which machine or try the run is. Those are left
+    out, or with `machine` all others.
     """
+    begin = f"{machine}:" if machine else ""
     runs: dict[str, list[dict]] = {}
     for name in names:
         for _, row in read_jsonl(HERE / name):
             runs.setdefault(row["run"], []).append(row)
     return [
-        (dict(part.split("=") for part in run.split(",")), rows)
+        (dict(part.split("=") for part in run.removeprefix(begin).split(",")), rows)
         for run, rows in runs.items()
-        if run.startswith("method=")
+        if run.startswith(f"{begin}method=")
     ]
 
 
-def unpack(path: Path, out: Path) -> list[Run]:
-    """The runs of a gathered file as run folders again: settings by their names, no rollouts."""
-    writers: dict[str, RunWriter] = {}
-    for _, line in read_jsonl(path):
-        name, step = line.pop("run"), line.pop("step")
-        if name not in writers:
-            [cell] = grid_cells(parse_grid(name.split(",")), out)
-            writers[name] = RunWriter.create(out / name, describe(cell.config))
-        writers[name].metrics(step, line)
-    for writer in writers.values():
-        writer.close()
-    return [Run(writer.path) for writer in writers.values()]
+def on_the_line(run: Run) -> bool:
+    """Whether a run differs from the chosen setting in method, weight, rate and seed alone."""
+    config = run.config
+    same = all(config[key] == value for key, value in CHOSEN.items())
+    return same and config["rollout"]["problems"] == PROBLEMS and not config["data"]["misses"]
+
+
+def unpack(out: Path, *names: str) -> list[Run]:
+    """The runs of gathered files as run folders again: settings by their names, no rollouts."""
+    runs = []
+    for given, rows in gathered(*names):
+        folder = out / rows[0]["run"]
+        [cell] = grid_cells(parse_grid([f"{k}={v}" for k, v in given.items()]), out)
+        with closing(RunWriter.create(folder, describe(cell.config))) as writer:
+            for row in rows:
+                writer.metrics(row["step"], {k: v for k, v in row.items() if k not in ABOUT})
+        runs.append(Run(folder))
+    return runs
 
 
 def main() -> None:

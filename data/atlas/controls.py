@@ -1,4 +1,4 @@
-"""The first table of controls.md, from search.jsonl.gz: python data/atlas/controls.py"""
+"""The first table of controls.md: python data/atlas/controls.py"""
 
 from collections import defaultdict
 from statistics import fmean
@@ -19,14 +19,23 @@ NAMES = {  # by method and what differs from the chosen setting
     ("half_negative", ()): "GRPO, negatives halved",
     ("llds", ("llds_preserve=negative",)): "LLDS on the incorrect rows",
 }
-SHARED = {"method", "eval_every", "policy", "steps", "checkpoint_every", "lr", "seed"}
+SHARED = {
+    "method",
+    "eval_every",
+    "policy",
+    "steps",
+    "checkpoint_every",
+    "probe_every",
+    "lr",
+    "seed",
+}
 EIGHT = ((0, 8), (8, 16), (16, 24), (32, 40))  # batches whose reward is averaged
 
 
 def runs() -> dict[tuple, dict[int, list[dict]]]:
     """Rows of each control's runs at the hot rate, by seed."""
     found = defaultdict(dict)
-    for given, rows in gathered("search.jsonl.gz"):
+    for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
         own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"llds_coef"}]
         key = (given["method"], tuple(own))
         hot = given["lr"] == "0.001" and given.get("llds_coef", "0.5") == "0.5"

@@ -1,7 +1,7 @@
-"""The ladder of learning rates, from search.jsonl.gz: python data/atlas/ladder.py
+"""The ladder of learning rates: python data/atlas/ladder.py
 
-Prints the table of settings.md and draws ladder.png. A run's end is the mean of its last two
-evaluations, sampled, on the validation half.
+Prints the table of settings.md, from search.jsonl.gz and later.jsonl.gz, and draws ladder.png.
+A run's end is the mean of its last two evaluations, sampled, on the validation half.
 """
 
 from collections import defaultdict
@@ -18,16 +18,17 @@ from lldlib.show.style import COLOURS, SMALL, save, style
 HERE = Path(__file__).parent
 SEEDS, BATCHES, LAST = (0, 1, 2), 40, 2
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS, lambda 0.5"}
+SHARED = {"eval_every", "policy", "steps", "checkpoint_every", "probe_every"}
 NEAR = 0.9  # of an arm's best: the range of rates that serve
 
 
 def ladder() -> dict[str, dict[float, dict[int, list[dict]]]]:
     """Rows of each arm's runs that differ from the recipe in rate and seed alone."""
     found = {arm: defaultdict(dict) for arm in ARMS}
-    for given, rows in gathered("search.jsonl.gz"):
+    for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
         arm, seed = given.pop("method"), int(given.pop("seed", 0))
         rate, coef = float(given.pop("lr", 1e-3)), given.pop("llds_coef", None)
-        plain = given.keys() <= {"eval_every", "policy", "steps", "checkpoint_every"}
+        plain = given.keys() <= SHARED and given["eval_every"] == "5"
         if arm in ARMS and plain and seed in SEEDS and coef == {"llds": "0.5"}.get(arm):
             found[arm][rate][seed] = rows
     return {

@@ -1,7 +1,8 @@
-"""All methods at the fatal rate, from methods.jsonl.gz: python data/atlas/methods.py
+"""All methods at four rates, from methods.jsonl.gz: python data/atlas/methods.py
 
-Prints the table of methods.md and draws methods.png. GRPO, LLDS and the controls are the recorded
-runs of search.jsonl.gz. An end is the mean of the evaluations after 30 and 40 batches.
+Prints the tables of methods.md and draws methods.png. GRPO, LLDS and the controls are the recorded
+runs of search.jsonl.gz and later.jsonl.gz. An end is the mean of the last two evaluations, after 30
+and 40 batches.
 """
 
 from collections import defaultdict
@@ -9,16 +10,17 @@ from pathlib import Path
 from statistics import fmean
 
 from collect import gathered
+from ends import BATCHES, ends, exam, fates
 from matplotlib.figure import Figure
 
 from lldlib.files import markdown_table
-from lldlib.runs.phases import find_collapse
 from lldlib.show.style import COLOURS, SMALL, save, style
 
 HERE = Path(__file__).parent
 SHARED = {"eval_every", "policy", "steps", "checkpoint_every", "probe_every", "lr", "seed"}
-BATCHES, EXAMS = 40, (29, 39)
-RATE = 1e-3
+RATES = (2e-4, 4e-4, 6e-4, 1e-3)
+FATAL = RATES[-1]
+MOST = 11  # methods
 DRIFT = 10  # batches whose updates are asked how far they lower all rows, nats a token
 NAMES = {  # by the settings that are no part of SHARED
     "grpo": "GRPO",
@@ -46,50 +48,59 @@ NAMES = {  # by the settings that are no part of SHARED
 }
 
 
-def runs() -> dict[str, dict[int, list[dict]]]:
-    """Rows of every whole run at the fatal rate, by method and seed."""
-    found = defaultdict(dict)
-    for given, rows in gathered("search.jsonl.gz", "methods.jsonl.gz"):
+def runs() -> dict[str, dict[float, dict[int, list[dict]]]]:
+    """Rows of every whole run, by method, rate and seed."""
+    found = defaultdict(lambda: defaultdict(dict))
+    for given, rows in gathered("search.jsonl.gz", "methods.jsonl.gz", "later.jsonl.gz"):
         own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"method"}]
-        name = ",".join([given["method"], *own])
-        if name in NAMES and float(given["lr"]) == RATE and len(rows) == BATCHES:
-            found[name][int(given["seed"])] = rows
+        name, rate = ",".join([given["method"], *own]), float(given["lr"])
+        if name in NAMES and rate in RATES and len(rows) == BATCHES:
+            found[name][rate][int(given["seed"])] = rows
     return found
 
 
-def exam(rows: list[dict], key: str) -> float:
-    """The mean of the last two exams."""
-    return fmean(row[key] for row in rows if row["step"] in EXAMS)
+def dead(seeds: dict[int, list[dict]]) -> str:
+    """How many collapse."""
+    return f"{sum(fate != '-' for fate in fates(seeds))} of {len(seeds)}"
 
 
-def cells(seeds: dict[int, list[dict]]) -> list[str]:
-    """Mean end and each seed's, sampled, and greedy; how many collapse; the drift."""
-    ends = {seed: exam(rows, "eval/heldout_em") for seed, rows in sorted(seeds.items())}
-    greedy = fmean(exam(rows, "eval/heldout_em_greedy") for rows in seeds.values())
-    each = f" ({' '.join(f'{end:.2f}' for end in ends.values())})" if len(ends) > 1 else ""
-    fates = [find_collapse([row["reward/mean"] for row in rows]).batch for rows in seeds.values()]
+def drift(seeds: dict[int, list[dict]]) -> str:
+    """How many nats a token the first batches lower all rows."""
     moved = [row["displacement/all_token"] for rows in seeds.values() for row in rows[:DRIFT]]
-    return [
-        f"{fmean(ends.values()):.2f}{each} / {greedy:.2f}",
-        f"{sum(fate is not None for fate in fates)} of {len(fates)}",
-        f"{-fmean(moved):.2f}",
-    ]
+    return f"{-fmean(moved):.2f}"
+
+
+def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
+    """A panel a rate that most methods have run at, a line a method, a point a run."""
+    shown = [rate for rate in RATES if sum(bool(own[rate]) for own in found.values()) > MOST]
+    figure = Figure(figsize=(6 + 2 * len(shown), 0.24 * len(NAMES) + 1.2), layout="constrained")
+    [panels] = figure.subplots(1, len(shown), sharey=True, squeeze=False)
+    for panel, rate in zip(panels, shown, strict=True):
+        style(panel, f"held out, rate {rate:g}", "")
+        for height, key in enumerate(NAMES):
+            points = [exam(rows) for rows in found[key][rate].values()]
+            colour = COLOURS[2 if "llds" in key else 1 if "lp_reg" in key else 0]
+            panel.scatter(points, [height] * len(points), color=colour, s=20, alpha=0.8)
+        panel.set(xlim=(-0.03, 1), ylim=(len(NAMES) - 0.5, -0.5))
+    panels[0].set_yticks(range(len(NAMES)), NAMES.values(), fontsize=SMALL)
+    save(figure, HERE / "methods.png")
 
 
 def main() -> None:
-    """Table and figure."""
+    """Both tables and the figure."""
     found = runs()
-    lines = [[name, *cells(found[key])] for key, name in NAMES.items()]
-    print(markdown_table(["method", f"{RATE:g}", "collapse", "drift"], lines))
-    figure = Figure(figsize=(8.5, 0.24 * len(NAMES) + 1.2), layout="constrained")
-    axes = style(figure.subplots(), f"held-out exact match, learning rate {RATE:g}", "")
-    for height, key in enumerate(NAMES):
-        ends = [exam(rows, "eval/heldout_em") for rows in found[key].values()]
-        colour = COLOURS[2 if "llds" in key else 1 if "lp_reg" in key else 0]
-        axes.scatter(ends, [height] * len(ends), color=colour, s=20, alpha=0.8)
-    axes.set(xlim=(-0.03, 1), ylim=(len(NAMES) - 0.5, -0.5))
-    axes.set_yticks(range(len(NAMES)), NAMES.values(), fontsize=SMALL)
-    save(figure, HERE / "methods.png")
+    lines = [[n, *(f(found[k][FATAL]) for f in (ends, dead, drift))] for k, n in NAMES.items()]
+    print(markdown_table(["method", f"{FATAL:g}", "collapse", "drift"], lines))
+    lines = []
+    for key, name in NAMES.items():
+        own = found[key]
+        cells = [f"{ends(own[r])}, {dead(own[r])}" if own[r] else "not run" for r in RATES]
+        means = {
+            r: fmean(exam(rows) for rows in seeds.values()) for r, seeds in own.items() if seeds
+        }
+        lines.append([name, *cells, f"{max(means, key=means.get):g}"])
+    print(markdown_table(["method", *(f"{rate:g}" for rate in RATES), "best rate"], lines))
+    draw(found)
 
 
 if __name__ == "__main__":

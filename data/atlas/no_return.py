@@ -4,22 +4,26 @@
 
 From the policy of a GRPO run before batch 3, 6, 9 and 12 ten batches go on in one of four ways.
 Writes FOLDER/no_return.csv, a line a branch: the reward of each of its batches. What is there is
-not run again.
+not run again. Then prints the table of controls.md.
 """
 
 import csv
 import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from lldlib.files import markdown_table
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run
 from lldlib.train.run import TrainingRun
 
 POINTS, BATCHES = (3, 6, 9, 12), 10
+END = 3  # last batches of a branch whose mean reward the table shows
 HOT = train_config("llds", 0, "half_taught", llds_coef=0.5).loss
 CHANGES: dict[str, tuple[dict[str, Any], bool]] = {  # knobs, and whether Adam begins anew
     "nothing": ({}, False),
@@ -56,8 +60,21 @@ def branch(source: Run, point: int, name: str, folder: Path) -> list[float]:
     return rewards
 
 
+def table(path: Path) -> str:
+    """A row a seed and point: the reward then, and each branch's at its end."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
+    for seed, point, name, *rewards in csv.reader(path.open()):
+        found[seed, point][name] = [float(reward) for reward in rewards]
+    lines = [
+        [*key, f"{next(iter(own.values()))[0]:.2f}"]
+        + [f"{fmean(own[name][-END:]):.2f}" if name in own else "-" for name in CHANGES]
+        for key, own in found.items()
+    ]
+    return markdown_table(["seed", "branched before batch", "reward then", *CHANGES], lines)
+
+
 def main() -> None:
-    """Run what is missing."""
+    """Run what is missing, then print."""
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     seeds = [int(seed) for seed in sys.argv[2:]] or list(range(5))
@@ -75,6 +92,7 @@ def main() -> None:
                         rewards = branch(source, point, name, out / "branch")
                         table.writerow([*key, *(f"{reward:.3f}" for reward in rewards)])
                         file.flush()
+    print(table(path))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from collect import gathered
+
 from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm_report
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm_report, find_collapse
 from lldlib.runs.summary import paired, share_interval, summarise
 
 HERE = Path(__file__).parent
 ARMS = ("grpo", "llds", "grpo_best_rate")
 HALVES = {"validation, seeds 0 to 2": range(3), "test, seeds 3 to 9": range(3, 10)}
 REWARDS = {"best_reward": "best reward (means of 3)", "end_reward": "end reward (mean of 10)"}
+LATE = "later.jsonl.gz"
+MACHINES = ("avx2", "two threads")  # before the colon in a run's name
 LAST = 2  # evaluations whose mean is a run's end
 KEYS = {
     "end, sampled": "eval/heldout_em",
@@ -51,6 +55,50 @@ def spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" + (f" +- {stdev(values):.2f}" if len(values) > 1 else "")
 
 
+def fate(rows: Sequence[dict]) -> str:
+    """The batch of collapse, or "-"."""
+    batch = find_collapse([row["reward/mean"] for row in rows]).batch
+    return "-" if batch is None else str(batch)
+
+
+def late() -> None:
+    """The seeds that were run once, at the end: LATE, test half."""
+    found: dict[tuple[str, int], list[dict]] = {}
+    for given, rows in gathered(LATE):
+        if given.get("exam_half") == "test":
+            arm = "grpo_best_rate" if float(given["lr"]) < 1e-3 else given["method"]
+            found[arm, int(given["seed"])] = rows
+    cells, ends = {}, {arm: [] for arm in ARMS}
+    for (arm, seed), rows in found.items():
+        exams = [row for row in rows if "eval/heldout_em" in row]
+        batch = fate(rows)
+        before = [row for row in exams if batch == "-" or row["step"] < int(batch)]
+        best = max(row["eval/heldout_em"] for row in before) if before else 0.0
+        best = max(best, rows[0]["eval/start_em"])
+        last = [fmean(row[key] for row in exams[-LAST:]) for key in list(KEYS.values())[:2]]
+        ends[arm].append((seed, last[0], best, batch))
+        cells[arm, seed] = " / ".join(f"{x:.2f}" for x in (best, *last)) + f", {batch}"
+    print("\nseeds 10 and over, test half: best / end sampled / end greedy, batch of collapse\n")
+    seeds = sorted({seed for _, seed in found})
+    lines = [[str(s), *(cells.get((arm, s), "not run") for arm in ARMS)] for s in seeds]
+    print(markdown_table(["seed", *ARMS], lines))
+    for arm, own in ends.items():
+        if not own:
+            continue
+        dead = sum(batch != "-" for *_, batch in own)
+        print(f"{arm}: end {spread([end for _, end, *_ in own])}, {dead} of {len(own)} collapse")
+
+
+def rounding() -> None:
+    """Who collapses on another machine."""
+    for machine in MACHINES:
+        runs = gathered(LATE, machine=machine)
+        for arm in ARMS[:2]:
+            fates = [fate(rows) for given, rows in runs if given["method"] == arm]
+            dead = sorted(int(batch) for batch in fates if batch != "-")
+            print(f"{machine}, {arm}: {len(dead)} of {len(fates)} collapse, at {dead}")
+
+
 def main() -> None:
     """Arms by half, then every seed, then the paired difference and the alarm."""
     folders = [(arm, f) for arm in ARMS for f in sorted((HERE / "main").glob(f"{arm}-seed*"))]
@@ -83,9 +131,9 @@ def main() -> None:
         for arm in ARMS:
             own = [row for row in rows if row["arm"] == arm and row["seed"] == seed]
             for row in own:
-                fate = "-" if row["collapsed_at"] is None else row["collapsed_at"]
+                batch = "-" if row["collapsed_at"] is None else row["collapsed_at"]
                 names = ("best", "end, sampled", "end, greedy")
-                cells.append(" / ".join(f"{row[name]:.2f}" for name in names) + f", {fate}")
+                cells.append(" / ".join(f"{row[name]:.2f}" for name in names) + f", {batch}")
             cells += [] if own else ["not run"]
         lines.append(cells)
     print(markdown_table(["seed", *ARMS], lines))
@@ -99,6 +147,8 @@ def main() -> None:
         (run.column("reward/mean"), {key: run.column(key) for key in ALARM_KEYS}) for _, run in runs
     ]
     print(alarm_report(watched, AlarmRule()))
+    late()
+    rounding()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""The alarm on runs that came after it was chosen: python data/atlas/alarm_later.py
+
+Reads later.jsonl.gz and methods.jsonl.gz, and prints the table of alarm.md: the alarm, and as a
+control the fall of the reward itself.
+"""
+
+from collections import defaultdict
+from statistics import median
+
+import pandas as pd
+from collect import gathered
+from ends import BATCHES
+
+from lldlib.files import markdown_table
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm, collapse_batch
+
+FALLEN, START = 0.36, 2  # the control: a mean of three batches under this share of the best so far
+FILES = ("later.jsonl.gz", "methods.jsonl.gz")
+
+
+def kind(given: dict[str, str]) -> str:
+    """The row of the table that a run belongs to."""
+    if given.get("exam_half") == "test":
+        return "seeds 10 to 19, three arms"
+    if "llds_target" in given or given.get("llds_coef", "0.5") != "0.5":
+        return "LLDS with other weights and rates"
+    return "other methods, numbers of updates and rows, misses, rates"
+
+
+def fallen(rewards: list[float]) -> int | None:
+    """The control: the first batch at which the reward has fallen."""
+    means = pd.Series(rewards).rolling(3, min_periods=1).mean()
+    hits = [t for t in means.index[means < FALLEN * means.cummax()] if t >= START]
+    return hits[0] if hits else None
+
+
+def told(pairs: list[tuple[int | None, int | None]]) -> list[str]:
+    """Of (warning, collapse) by run: collapses warned of, how far ahead, and false warnings."""
+    dead = [(warning, end) for warning, end in pairs if end is not None]
+    leads = sorted(e - w for w, e in dead if w is not None and w < e)
+    live = [warning for warning, end in pairs if end is None]
+    return [
+        f"{len(leads)} of {len(dead)}" if dead else "none collapses",
+        f"{median(leads):g} ({leads[0]})" if leads else "-",
+        f"{sum(warning is not None for warning in live)} of {len(live)}",
+    ]
+
+
+def main() -> None:
+    """A row a kind of run, and one for all."""
+    runs = [(kind(given), rows) for given, rows in gathered(*FILES)]
+    runs += [
+        ("other instructions, both arms", rows) for _, rows in gathered(*FILES, machine="avx2")
+    ]
+    alarms, controls = defaultdict(list), defaultdict(list)
+    for name, rows in runs:
+        if len(rows) != BATCHES:
+            continue
+        rewards = [row["reward/mean"] for row in rows]
+        end = collapse_batch(rewards)
+        rung = alarm({key: [row.get(key) for row in rows] for key in ALARM_KEYS}, AlarmRule())
+        for place in (name, "all of these"):
+            alarms[place].append((rung, end))
+            controls[place].append((fallen(rewards), end))
+    places = sorted(alarms, key=lambda place: place == "all of these")
+    lines = [[place, *told(alarms[place]), *told(controls[place])] for place in places]
+    head = ["warned", "ahead of the rule, median (least)", "false"]
+    print(markdown_table(["runs", *head, *(f"control: {name}" for name in head)], lines))
+
+
+if __name__ == "__main__":
+    main()
