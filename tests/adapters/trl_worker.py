@@ -37,3 +37,7 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))
+    # gloo's threads may abort a process that is torn down while its peer still talks to it
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
