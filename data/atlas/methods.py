@@ -98,7 +98,8 @@ def main() -> None:
         means = {
             r: fmean(exam(rows) for rows in seeds.values()) for r, seeds in own.items() if seeds
         }
-        lines.append([name, *cells, f"{max(means, key=means.get):g}"])
+        best = f"{max(means, key=means.get):g}" if len(means) > 1 else "-"
+        lines.append([name, *cells, best])
     print(markdown_table(["method", *(f"{rate:g}" for rate in RATES), "best rate"], lines))
     draw(found)
 

@@ -97,7 +97,8 @@ def draw(axes: Axes, cell: Cell, rates: Rates) -> None:
     """A point a run, a line through the means."""
     rows, misses = cell.about()[2:]
     missed = f", misses {misses}" if cell.misses else ""
-    title = f"{cell.updates} updates of {rows} rows{missed}"
+    updates = "1 update" if cell.updates == 1 else f"{cell.updates} updates"
+    title = f"{updates} of {rows} rows{missed}"
     style(axes, "learning rate, in 0.0001", "end, sampled").set_title(title, fontsize=SMALL)
     for colour, (arm, name) in zip(COLOURS, ARMS.items(), strict=False):
         own = {rate: arms[arm] for rate, arms in sorted(rates.items()) if arms[arm]}
