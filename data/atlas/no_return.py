@@ -2,15 +2,16 @@
 
     python data/atlas/no_return.py FOLDER [SEED ...]
 
-From the policy of a GRPO run before batch 3, 6, 9 and 12 ten batches go on in one of four ways.
-Writes FOLDER/no_return.csv, a line a branch: the reward of each of its batches. What is there is
-not run again. Then prints the table of controls.md.
+From the policy of a GRPO run at several batches ten batches go on in one of four ways; unchanged is
+the run itself. Writes FOLDER/no_return.csv, a line a branch: the reward of each of its batches. What
+is there is not run again. Then prints the table of controls.md.
 """
 
 import csv
 import shutil
 import sys
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,25 +23,33 @@ from lldlib.recipes import train_config
 from lldlib.runs.folder import Run
 from lldlib.train.run import TrainingRun
 
-POINTS, BATCHES = (3, 6, 9, 12), 10
+QUICK, SLOW = (3, 6, 9, 12), (5, 10, 15, 20, 25, 30)  # batches to branch before, by how it falls
+SLOW_SEEDS, BATCHES = (3, 4), 10
 END = 3  # last batches of a branch whose mean reward the table shows
 HOT = train_config("llds", 0, "half_taught", llds_coef=0.5).loss
+UNCHANGED = "nothing"
 CHANGES: dict[str, tuple[dict[str, Any], bool]] = {  # knobs, and whether Adam begins anew
-    "nothing": ({}, False),
     "LLDS": ({"method": "llds", "loss": HOT}, False),
     "LLDS, Adam anew": ({"method": "llds", "loss": HOT}, True),
     "a fifth of the rate": ({"lr": 2e-4}, False),
 }
 
 
+def points(seed: int) -> tuple[int, ...]:
+    """The batches before which the seed's run is branched."""
+    return SLOW if seed in SLOW_SEEDS else QUICK
+
+
 def trunk(out: Path, seed: int) -> Run:
-    """A GRPO run with a checkpoint at every point."""
-    config = train_config("grpo", seed, "half_taught", steps=max(POINTS) + 1, eval_every=0)
+    """A GRPO run with a checkpoint at every point, to the end of its last branch."""
+    steps = max(points(seed)) + BATCHES
+    config = train_config("grpo", seed, "half_taught", steps=steps, eval_every=0)
     folder = out / f"trunk-seed{seed}"
-    if not folder.exists():
+    if not folder.exists() or len(Run(folder).metrics) < steps:
+        shutil.rmtree(folder, ignore_errors=True)
         run = TrainingRun(config, folder)
         while run.next_batch < config.steps:
-            if run.next_batch in POINTS:
+            if run.next_batch in points(seed):
                 run.checkpoint()
             run.step()
         run.writer.close()
@@ -67,10 +76,12 @@ def table(path: Path) -> str:
         found[seed, point][name] = [float(reward) for reward in rewards]
     lines = [
         [*key, f"{next(iter(own.values()))[0]:.2f}"]
-        + [f"{fmean(own[name][-END:]):.2f}" if name in own else "-" for name in CHANGES]
+        + [f"{fmean(own[n][-END:]):.2f}" if n in own else "-" for n in (UNCHANGED, *CHANGES)]
         for key, own in found.items()
     ]
-    return markdown_table(["seed", "branched before batch", "reward then", *CHANGES], lines)
+    return markdown_table(
+        ["seed", "branched before batch", "reward then", UNCHANGED, *CHANGES], lines
+    )
 
 
 def main() -> None:
@@ -82,16 +93,18 @@ def main() -> None:
     path = out / "no_return.csv"
     have = {tuple(row[:3]) for row in csv.reader(path.open())} if path.exists() else set()
     with path.open("a", newline="") as file:
-        table = csv.writer(file)
+        writer = csv.writer(file)
         for seed in seeds:
             source = trunk(out, seed)
-            for point in POINTS:
-                for name in CHANGES:
-                    key = (str(seed), str(point), name)
-                    if key not in have:
-                        rewards = branch(source, point, name, out / "branch")
-                        table.writerow([*key, *(f"{reward:.3f}" for reward in rewards)])
-                        file.flush()
+            for point, name in product(points(seed), (UNCHANGED, *CHANGES)):
+                key = (str(seed), str(point), name)
+                if key not in have:
+                    if name == UNCHANGED:
+                        rewards = source.column("reward/mean")[point : point + BATCHES]
+                    else:
+                        rewards = branch(source, point, name, out / f"branch-seed{seed}")
+                    writer.writerow([*key, *(f"{reward:.3f}" for reward in rewards)])
+                    file.flush()
     print(table(path))
 
 
