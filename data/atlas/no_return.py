@@ -2,9 +2,9 @@
 
     python data/atlas/no_return.py FOLDER [SEED ...]
 
-From the policy of a GRPO run at several batches ten batches go on in one of four ways; unchanged is
-the run itself. Writes FOLDER/no_return.csv, a line a branch: the reward of each of its batches. What
-is there is not run again. Then prints the table of controls.md.
+From the policy of a GRPO run before several of its batches ten batches go on with a change; the run
+itself is the one unchanged. Writes FOLDER/no_return.csv, a line a branch: the reward of each of its
+batches. What is there is not run again. Then prints the table of controls.md.
 """
 
 import csv
