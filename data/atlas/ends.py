@@ -1,6 +1,6 @@
 """How a run of 40 batches ends, for the tables that show it: sampled, greedy, collapsed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from lldlib.runs.phases import find_collapse
@@ -22,6 +22,12 @@ def ends(seeds: Mapping[int, Rows]) -> str:
     greedy = fmean(exam(rows, GREEDY) for rows in seeds.values())
     each = f" ({' '.join(f'{end:.2f}' for end in own)})" if len(own) > 1 else ""
     return f"{fmean(own):.2f}{each} / {greedy:.2f}"
+
+
+def start(runs: Iterable[Rows]) -> str:
+    """The score before the first batch, sampled and greedy, of the first run that logged it."""
+    first = next(rows[0] for rows in runs if "eval/start_em" in rows[0])
+    return f"{first['eval/start_em']:.2f} / {first['eval/start_em_greedy']:.2f}"
 
 
 def fates(seeds: Mapping[int, Rows]) -> list[str]:

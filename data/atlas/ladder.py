@@ -52,7 +52,8 @@ def main() -> None:
         arm: {rate: {s: end(x) for s, x in seeds.items()} for rate, seeds in rates.items() if seeds}
         for arm, rates in runs.items()
     }
-    lines = []
+    first = runs["grpo"][min(runs["grpo"])][SEEDS[0]][0]["eval/start_em"]
+    lines = [["start", f"{first:.2f}", "-", f"{first:.2f}", "-"]]
     for rate in sorted({rate for rates in ends.values() for rate in rates}):
         cells = [f"{rate * 1e4:g}e-4"]
         for arm in ARMS:
@@ -73,8 +74,7 @@ def main() -> None:
         near = [rate for rate, mean in means.items() if mean >= NEAR * means[best]]
         print(f"{name}: best {means[best]:.3f} at {best:g}")
         print(f"  within 10 % of it: {min(near):g} to {max(near):g}")
-    first = runs["grpo"][min(runs["grpo"])][SEEDS[0]]
-    draw(ends, first[0]["eval/start_em"])
+    draw(ends, first)
 
 
 def draw(ends: dict[str, dict[float, dict[int, float]]], start: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from collect import gathered
-from ends import BATCHES, ends, exam, fates
+from ends import BATCHES, ends, exam, fates, start
 from matplotlib.figure import Figure
 
 from lldlib.files import markdown_table
@@ -89,9 +89,11 @@ def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
 def main() -> None:
     """Both tables and the figure."""
     found = runs()
-    lines = [[n, *(f(found[k][FATAL]) for f in (ends, dead, drift))] for k, n in NAMES.items()]
+    first = start(found["dr_grpo"][FATAL].values())
+    lines = [["start", first, "-", "-"]]
+    lines += [[n, *(f(found[k][FATAL]) for f in (ends, dead, drift))] for k, n in NAMES.items()]
     print(markdown_table(["method", f"{FATAL:g}", "collapse", "drift"], lines))
-    lines = []
+    lines = [["start", *[first] * len(RATES), "-"]]
     for key, name in NAMES.items():
         own = found[key]
         cells = [f"{ends(own[r])}, {dead(own[r])}" if own[r] else "not run" for r in RATES]

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from collect import gathered
-from ends import BATCHES, Rows, ends, exam, fates
+from ends import BATCHES, Rows, ends, exam, fates, start
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -117,8 +117,9 @@ def main() -> None:
     found = runs()
     head = [*ABOUT, *(x for n in ARMS.values() for x in ("rate", n)), "difference"]
     off = [at_best(*item) for item in found.items() if item[0] != Cell()]  # the ladder has the line
-    print(markdown_table(head, off))
-    lines = []
+    first = start(found[Cell(4)][1e-3]["grpo"].values())
+    print(markdown_table(head, [["start", *"----", "-", first, "-", first, "-"], *off]))
+    lines = [["start", *"----", first, "-", first, "-"]]
     for cell, rates in found.items():
         for rate, arms in sorted(rates.items()):
             own = [text for arm in ARMS for text in cells(arms[arm], cell.misses)]

@@ -17,6 +17,7 @@ HALVES = {"validation, seeds 0 to 2": range(3), "test, seeds 3 to 9": range(3, 1
 REWARDS = {"best_reward": "best reward (means of 3)", "end_reward": "end reward (mean of 10)"}
 LATE = "later.jsonl.gz"
 MACHINES = ("avx2", "two threads")  # before the colon in a run's name
+START = ("eval/start_em", "eval/start_em_greedy")
 LAST = 2  # evaluations whose mean is a run's end
 KEYS = {
     "end, sampled": "eval/heldout_em",
@@ -30,10 +31,12 @@ def end(run: Run, key: str) -> float:
     return fmean(run.series(key)[1][-LAST:])
 
 
-def starts(runs: Sequence[Run]) -> dict[str, float]:
-    """The start's sampled score on each half, from the runs that logged it: one start for all."""
-    logged = [(run.config["data"]["exam_half"], run.series("eval/start_em")[1]) for run in runs]
-    return {half: values[0] for half, values in logged if values}
+def starts(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """The start's score on each half, sampled and greedy, from the runs that logged it."""
+    logged = [
+        (run.config["data"]["exam_half"], [run.series(key)[1][:1] for key in START]) for run in runs
+    ]
+    return {half: [score for [score] in scores] for half, scores in logged if all(scores)}
 
 
 def row_of(arm: str, run: Run, start: float) -> dict[str, object]:
@@ -104,10 +107,11 @@ def main() -> None:
     folders = [(arm, f) for arm in ARMS for f in sorted((HERE / "main").glob(f"{arm}-seed*"))]
     runs = [(arm, Run(folder)) for arm, folder in folders]
     start = starts([run for _, run in runs])
-    rows = [row_of(arm, run, start[run.config["data"]["exam_half"]]) for arm, run in runs]
+    rows = [row_of(arm, run, start[run.config["data"]["exam_half"]][0]) for arm, run in runs]
     for half, seeds in HALVES.items():
         print(f"\n{half}\n")
-        lines = []
+        sampled, greedy = (f"{score:.2f}" for score in start[half.split(",")[0]])
+        lines = [["start", "-", sampled, sampled, greedy, "-", "-", "-"]]
         for arm in ARMS:
             own = [row for row in rows if row["arm"] == arm and row["seed"] in seeds]
             if not own:
