@@ -118,8 +118,8 @@ def main() -> None:
     head = [*ABOUT, *(x for n in ARMS.values() for x in ("rate", n)), "difference"]
     off = [at_best(*item) for item in found.items() if item[0] != Cell()]  # the ladder has the line
     first = start(found[Cell(4)][1e-3]["grpo"].values())
-    print(markdown_table(head, [["start", *"----", "-", first, "-", first, "-"], *off]))
     lines = [["start", *"----", first, "-", first, "-"]]
+    print(markdown_table(head, lines + off))
     for cell, rates in found.items():
         for rate, arms in sorted(rates.items()):
             own = [text for arm in ARMS for text in cells(arms[arm], cell.misses)]
