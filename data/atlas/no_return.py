@@ -31,6 +31,7 @@ UNCHANGED = "nothing"
 CHANGES: dict[str, tuple[dict[str, Any], bool]] = {  # knobs, and whether Adam begins anew
     "LLDS": ({"method": "llds", "loss": HOT}, False),
     "LLDS, Adam anew": ({"method": "llds", "loss": HOT}, True),
+    "Adam anew": ({}, True),  # the control of the one before
     "a fifth of the rate": ({"lr": 2e-4}, False),
 }
 
