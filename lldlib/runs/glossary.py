@@ -95,7 +95,7 @@ GLOSSARY: dict[str, Metric] = {
         "displacement, correct",
         "mean over correct responses of sum_t (new_logp - old_logp)",
         "nats per response",
-        "above 0; at or under 0 the displacement is lazy, persistently under 0 a spiral",
+        "around 0, late in a run a few tenths under it; many nats under 0 in a collapse",
     ),
     "displacement/incorrect": Metric(
         "displacement, incorrect",
@@ -162,7 +162,7 @@ GLOSSARY: dict[str, Metric] = {
         "fallen responses",
         "correct responses with sum_t (new_logp - old_logp) < 0 / correct responses",
         SHARE,
-        "under 0.5",
+        "about 0.5, in runs that live and in runs that die: how much they lose is the sign",
     ),
     # -- the fixed probe set -------------------------------------------------------------------
     "probe/logp": Metric(
@@ -187,7 +187,7 @@ GLOSSARY: dict[str, Metric] = {
         "probe, content",
         "token mean of logp over the probe set's query and answer tokens",
         NATS,
-        "holds or rises; its fall is displacement, and an ever faster fall precedes a collapse",
+        "falls slowly, by up to about 1 nat in 40 batches of the atlas; fast in a collapse",
     ),
     # -- rare tokens ---------------------------------------------------------------------------
     "low_prob/mass": Metric(
@@ -236,7 +236,7 @@ GLOSSARY: dict[str, Metric] = {
         "greedy held-out EM",
         "greedy answers that match an accepted one exactly / held-out questions",
         SHARE,
-        "near 1 on the built-in world, whose start already reads; falls in a collapse",
+        "rises, in the shuffled atlas from 0.33; falls in a collapse",
     ),
     "eval/heldout_f1": Metric(
         "held-out F1",
