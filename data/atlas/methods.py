@@ -6,8 +6,9 @@ and 40 batches.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from collect import gathered
 from ends import BATCHES, ends, exam, fates, start
@@ -18,8 +19,10 @@ from lldlib.show.style import COLOURS, SMALL, save, style
 
 HERE = Path(__file__).parent
 SHARED = {"eval_every", "policy", "steps", "checkpoint_every", "probe_every", "lr", "seed"}
+UPDATES, CHOSEN = "updates_per_batch", "16"
 RATES = (2e-4, 4e-4, 6e-4, 1e-3)
-FATAL = RATES[-1]
+ON_POLICY = (4e-4, 1e-3, 2e-3, 4e-3)  # the rates of one update a batch
+GOOD, FATAL = RATES[0], RATES[-1]
 MOST = 11  # methods
 DRIFT = 10  # batches whose updates are asked how far they lower all rows, nats a token
 NAMES = {  # by the settings that are no part of SHARED
@@ -48,15 +51,21 @@ NAMES = {  # by the settings that are no part of SHARED
 }
 
 
-def runs() -> dict[str, dict[float, dict[int, list[dict]]]]:
-    """Rows of every whole run, by method, rate and seed."""
+def runs(updates: str = CHOSEN) -> dict[str, dict[float, dict[int, list[dict]]]]:
+    """Rows of every whole run with so many updates a batch, by method, rate and seed."""
     found = defaultdict(lambda: defaultdict(dict))
     for given, rows in gathered("search.jsonl.gz", "methods.jsonl.gz", "later.jsonl.gz"):
-        own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"method"}]
+        own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"method", UPDATES}]
         name, rate = ",".join([given["method"], *own]), float(given["lr"])
-        if name in NAMES and rate in RATES and len(rows) == BATCHES:
+        same = given.get(UPDATES, CHOSEN) == updates
+        if name in NAMES and same and len(rows) == BATCHES:
             found[name][rate][int(given["seed"])] = rows
     return found
+
+
+def short(rate: float) -> str:
+    """A learning rate such as 2e-4."""
+    return f"{rate:.0e}".replace("e-0", "e-")
 
 
 def dead(seeds: dict[int, list[dict]]) -> str:
@@ -70,13 +79,54 @@ def drift(seeds: dict[int, list[dict]]) -> str:
     return f"{-fmean(moved):.2f}"
 
 
+def by_rate(found: dict[str, dict[float, dict[int, list[dict]]]], rates: Sequence[float]) -> str:
+    """A row a method that has run: its end and fate at each rate, and its best rate."""
+    lines = [
+        [
+            "start",
+            *[
+                start(
+                    rows
+                    for own in found.values()
+                    for seeds in own.values()
+                    for rows in seeds.values()
+                )
+            ]
+            * len(rates),
+            "-",
+        ]
+    ]
+    for key, name in NAMES.items():
+        own = {rate: found[key][rate] for rate in rates if found[key][rate]}
+        cells = [f"{ends(own[r])}, {dead(own[r])}" if r in own else "not run" for r in rates]
+        means = {r: fmean(map(exam, seeds.values())) for r, seeds in own.items()}
+        best = short(max(means, key=means.get)) if len(means) > 1 else "-"
+        lines += [[name, *cells, best]] if own else []
+    return markdown_table(["method", *map(short, rates), "best rate"], lines)
+
+
+def paired(found: dict[str, dict[float, dict[int, list[dict]]]], rate: float) -> str:
+    """The ends of the methods with several seeds at a rate, less GRPO's of the same seed."""
+    base, lines = found["grpo"][rate], []
+    for key, name in NAMES.items():
+        own = found[key][rate]
+        if key == "grpo" or len(own) < len(base):
+            continue
+        gaps = [exam(own[seed]) - exam(base[seed]) for seed in sorted(base)]
+        error = stdev(gaps) / len(gaps) ** 0.5
+        mean = f"{fmean(gaps):+.2f} +- {error:.2f}"
+        lines.append((fmean(gaps), [name, *(f"{gap:+.2f}" for gap in gaps), mean]))
+    head = ["method", *(f"seed {seed}" for seed in sorted(base)), "mean +- standard error"]
+    return markdown_table(head, [line for _, line in sorted(lines, reverse=True)])
+
+
 def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
     """A panel a rate that most methods have run at, a line a method, a point a run."""
     shown = [rate for rate in RATES if sum(bool(own[rate]) for own in found.values()) > MOST]
     figure = Figure(figsize=(6 + 2 * len(shown), 0.24 * len(NAMES) + 1.2), layout="constrained")
     [panels] = figure.subplots(1, len(shown), sharey=True, squeeze=False)
     for panel, rate in zip(panels, shown, strict=True):
-        style(panel, f"held out, rate {rate:g}", "")
+        style(panel, f"held out, rate {short(rate)}", "")
         for height, key in enumerate(NAMES):
             points = [exam(rows) for rows in found[key][rate].values()]
             colour = COLOURS[2 if "llds" in key else 1 if "lp_reg" in key else 0]
@@ -87,22 +137,14 @@ def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
 
 
 def main() -> None:
-    """Both tables and the figure."""
+    """The fatal rate, four rates, pairs at the good one, one update a batch; the figure."""
     found = runs()
-    first = start(found["dr_grpo"][FATAL].values())
-    lines = [["start", first, "-", "-"]]
+    lines = [["start", start(found["dr_grpo"][FATAL].values()), "-", "-"]]
     lines += [[n, *(f(found[k][FATAL]) for f in (ends, dead, drift))] for k, n in NAMES.items()]
-    print(markdown_table(["method", f"{FATAL:g}", "collapse", "drift"], lines))
-    lines = [["start", *[first] * len(RATES), "-"]]
-    for key, name in NAMES.items():
-        own = found[key]
-        cells = [f"{ends(own[r])}, {dead(own[r])}" if own[r] else "not run" for r in RATES]
-        means = {
-            r: fmean(exam(rows) for rows in seeds.values()) for r, seeds in own.items() if seeds
-        }
-        best = f"{max(means, key=means.get):g}" if len(means) > 1 else "-"
-        lines.append([name, *cells, best])
-    print(markdown_table(["method", *(f"{rate:g}" for rate in RATES), "best rate"], lines))
+    print(markdown_table(["method", short(FATAL), "collapse", "drift"], lines))
+    print(by_rate(found, RATES))
+    print(paired(found, GOOD))
+    print(by_rate(runs("1"), ON_POLICY))
     draw(found)
 
 
