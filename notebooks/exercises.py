@@ -285,7 +285,7 @@ check_proxy = exercise(
     digits=3,
 )
 
-hint = "Solve |A| x = 1 / (m x) - 1 for x > 0: a quadratic equation."
+hint = "Solve |A| gamma = 1 / (Z gamma) - 1 for gamma > 0: a quadratic equation."
 check_floor_ratio = exercise(
     "`function(advantage, kept_mass)`: the ratio at which both pulls cancel, three decimals.",
     Case((-1.0, 1.0), 0.618, hint),

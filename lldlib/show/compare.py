@@ -193,7 +193,7 @@ def lambda_figure(rows: Sequence[Row]) -> Figure:
         marker = "x" if row["collapsed_at"] is not None else "o"
         ax.plot(place, row["end_reward"], marker, color=COLOURS[1], markersize=6)
     ax.set_xticks(range(len(weights)), [value_text(w) for w in weights])
-    ax.set_ylim(0, 1)
+    ax.set(xlim=(-0.2, len(weights) - 0.8), ylim=(-0.04, 1))  # room for a whole cross at 0
     label_ends(style(ax, "LLDS weight λ   (x collapsed, o alive)", "mean reward of 10 batches"))
     return figure
 

@@ -135,7 +135,7 @@ def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
     style(reward, "", "mean reward")
     style(
         probe,
-        f"{BATCH}   (triangle: the part has lost {DROP} nats)",
+        f"{BATCH}   (triangle: the mean of five batches is {DROP} nats under its best)",
         "probe log-prob\n(nats/token)",
     )
     probe.xaxis.set_major_locator(MaxNLocator(integer=True))
