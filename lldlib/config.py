@@ -167,6 +167,30 @@ class TrainConfig:
             raise ValueError(
                 f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"
             )
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        """ValueError for a number out of its range, which else would end the run in its midst."""
+        loss, rollout = self.loss, self.rollout
+        for name in ("top_entropy", "kl_cov_share"):
+            if not 0 < getattr(loss, name) <= 1:
+                raise ValueError(f"{name} is {getattr(loss, name)}: give a share in (0, 1]")
+        if not 0 < loss.lp_reg_quantile < 1:  # measured in every run, with Lp-Reg or without
+            raise ValueError(
+                f"lp_reg_quantile is {loss.lp_reg_quantile}: give a share between 0 and 1"
+            )
+        if not 0 <= loss.lp_reg_threshold < 1:
+            raise ValueError(
+                f"lp_reg_threshold is {loss.lp_reg_threshold}: give a number in [0, 1); at 1 the "
+                "proxy drops every token"
+            )
+        if rollout.top_k < 1:
+            raise ValueError(f"rollout.top_k is {rollout.top_k}: use 1 passage or more")
+        if rollout.max_searches < 0:
+            raise ValueError(f"rollout.max_searches is {rollout.max_searches}: use 0 or more")
+        for name in ("eval_every", "probe_every", "fresh_every", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 0 (see its help) or more")
 
 
 def train_config_from(raw: dict) -> TrainConfig:

@@ -21,6 +21,8 @@ _GSPO = {  # 2507.18071
     "kl_coef": 0.0,
 }
 
+# In the built-in worlds a recipe sets LLDS's weight and its rows in every preset, those of the
+# official code included (WORLD, SHUFFLED below); neither code's weight decay, 0.01, is here.
 METHODS: dict[str, LossConfig] = {
     # Search-R1's GRPO, 2503.09516: symmetric clip 0.2, KL 0.001, token mean
     "grpo": _GRPO,

@@ -284,8 +284,9 @@ def test_lp_reg_lifts_the_improbable_negative_token():
     assert stats["lp_reg/protected_share"] == 0.25
     assert stats["lp_reg/value"].item() == pytest.approx(0.306853 / 4, abs=1e-6)
     assert (loss - base[0]).item() == pytest.approx(0.306853 / 4, abs=1e-6)
-    by_rows = replace(config, aggregation="seq-mean-token-sum")
-    assert step(by_rows, x)[2]["lp_reg/value"].item() == pytest.approx(0.306853 / 2, abs=1e-6)
+    rows = replace(BARE, aggregation="seq-mean-token-sum")
+    by_rows = step(replace(rows, lp_reg_coef=1.0, lp_reg_quantile=0.5), x)[0] - step(rows, x)[0]
+    assert by_rows.item() == pytest.approx(0.306853 / 2, abs=1e-6)
     expected = tensor([[0.0, 0.0, 0.0], [-0.25, 0.0, 0.0]])  # (1 - 2) / 4 tokens
     torch.testing.assert_close(gradient - base[1], expected)
 
@@ -300,6 +301,17 @@ def test_the_exact_kl_takes_the_place_of_the_sampled_one():
     assert stats["lp_reg/value"] == 3.0  # one token of four
     (gradient,) = torch.autograd.grad(loss, exact)
     assert gradient.equal(tensor([[0.0, 0.0, 0.0], [0.25, 0.0, 0.0]]))
+
+
+def test_what_is_logged_is_a_token_mean_however_the_loss_is_aggregated():
+    x = hand_inputs([[-3.0, -1.0, -9.0], [-2.0, -0.5, -9.0]], low_logp=tensor(-1.5),
+                    proxy_logp=torch.zeros(2, 3), ref_logp=torch.zeros(2, 3))  # fmt: skip
+    config = replace(method("lp_reg"), kl_coef=1.0, kl_estimator="k1")
+    means = step(config, x)[2]
+    sums = step(replace(config, aggregation="seq-mean-token-sum"), x)[2]
+    assert means["kl/reference"].item() == pytest.approx((-3 - 1 - 2 - 0.5) / 4)
+    for key in ("kl/reference", "lp_reg/value"):
+        assert sums[key].equal(means[key])
 
 
 def test_lp_regs_saturation_is_its_value_per_protected_token():

@@ -13,7 +13,7 @@ from helpers import (
     worded,
     world_questions,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from lldlib.config import RolloutConfig
@@ -27,6 +27,11 @@ from lldlib.rollout.loop import Rollout
 from lldlib.types import Episode, Question
 from lldlib.world.environment import RULES
 from lldlib.world.protocol import TINY, Protocol
+
+SHAPE = (  # of a Qwen2 that a Qwen3 of the same size needs too
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
 
 
 def flat(episode: Episode) -> list[int]:
@@ -124,6 +129,25 @@ def test_the_model_is_left_as_it_was():
     random_batch(policy, 4, max_tokens=30)
     assert all(torch.equal(v, before[k]) for k, v in policy.model.state_dict().items())
     assert all(p.grad is None for p in policy.model.parameters())
+
+
+def test_a_model_in_training_with_checkpointing_draws_as_in_evaluation():
+    """In training mode with gradient checkpointing transformers would leave the cache empty."""
+    policy, questions = tiny_policy(), world_questions(4)
+    shape = {key: getattr(policy.model.config, key) for key in SHAPE}
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16)).eval()
+    rollout = Rollout(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=60))
+
+    def episodes():
+        generator = torch.Generator().manual_seed(0)
+        ended = rollout.run(model, questions, temperature=1.0, generator=generator)
+        return [flat(episode) for episode in ended]
+
+    wanted = episodes()
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert episodes() == wanted and model.training
 
 
 def test_the_world_retriever_meets_the_protocol():

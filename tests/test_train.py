@@ -310,6 +310,16 @@ def test_lp_regs_exact_kl_is_that_of_the_sampling_policys_proxy(monkeypatch):
         assert not x.proxy_kl[~on].any()
 
 
+def test_nthr_group_by_group_is_nthr_of_the_whole_batch():
+    config = replace(MICRO, loss=METHODS["nthr"])
+    run = micro_trainer(config)
+    episodes, batch = run._collect()
+    whole = run._prepare(batch, episodes).negative_token_weights
+    run.turn(micro_rows=2)
+    parts = run._prepare(batch, episodes).negative_token_weights
+    assert torch.allclose(parts, whole) and (whole < 1).any()
+
+
 # -- measurements and state ----------------------------------------------------------------------
 
 

@@ -61,6 +61,12 @@ def test_responses_that_are_all_empty_give_a_defined_step():
         ({"rollout": replace(MICRO.rollout, problems=0)}, "8 questions for batches of 0"),
         ({"rollout": replace(MICRO.rollout, temperature=0.0)}, "temperature is 0.0"),
         ({"updates_per_batch": 0}, "updates_per_batch is 0"),
+        ({"rollout": replace(MICRO.rollout, top_k=0)}, "top_k is 0"),
+        ({"rollout": replace(MICRO.rollout, max_searches=-1)}, "max_searches is -1"),
+        ({"loss": LossConfig(lp_reg_quantile=0.0)}, "lp_reg_quantile is 0.0"),
+        ({"loss": LossConfig(top_entropy=0.0)}, "top_entropy is 0.0"),
+        ({"loss": LossConfig(lp_reg_threshold=1.0)}, "lp_reg_threshold is 1.0"),
+        ({"eval_every": -1}, "eval_every is -1"),
     ],
 )
 def test_settings_without_a_meaning_are_one_line_errors(change, message):
@@ -71,6 +77,21 @@ def test_settings_without_a_meaning_are_one_line_errors(change, message):
     with pytest.raises(ValueError, match=message):
         run.turn(**change)
     assert run.config == MICRO and run.rollout.config == MICRO.rollout
+
+
+@pytest.mark.parametrize(("updates", "warned"), [(1, True), (2, False)])
+def test_a_term_that_one_update_leaves_at_zero_is_named(caplog, updates, warned):
+    micro_trainer(replace(MICRO, updates_per_batch=updates, loss=LossConfig(llds_coef=0.2)))
+    assert ("llds_coef: no effect with updates_per_batch 1" in caplog.text) is warned
+    caplog.clear()
+    micro_trainer(replace(MICRO, updates_per_batch=1))
+    assert not caplog.text
+
+
+def test_the_probe_can_be_turned_off_in_mid_run():
+    run = micro_trainer()
+    run.turn(probe_every=0)
+    assert not any(key.startswith("probe/") for key in run.step()[0])
 
 
 # -- numbers that are not finite -----------------------------------------------------------------

@@ -22,6 +22,7 @@ from lldlib.losses.term import (
     aggregate,
     keep,
     log_ratio,
+    logged_mean,
     per_token,
     rounded_up,
 )
@@ -168,7 +169,7 @@ def _kl_value(
 ) -> tuple[Float[Tensor, ""], Stats]:
     term = kl_to_reference(x.logp, x.ref_logp, x.action_mask, config.kl_estimator)
     value = action_mean(term, config, x, counts)
-    return value, {"kl/reference": value}
+    return value, {"kl/reference": logged_mean(term, x, counts)}
 
 
 def _old_kl_value(
@@ -179,9 +180,8 @@ def _old_kl_value(
     if config.old_kl_rows == "preserved":
         mask = preserved_mask(x.advantages, x.action_mask, config.llds_preserve)
         value = aggregate(term, mask, "token-mean", None if counts is None else counts.preserved)
-    else:
-        value = action_mean(term, config, x, counts)
-    return value, {"kl/old": value}
+        return value, {"kl/old": value}
+    return action_mean(term, config, x, counts), {"kl/old": logged_mean(term, x, counts)}
 
 
 def _kl_cov_value(

@@ -24,6 +24,7 @@ from lldlib.losses.term import (
     action_mean,
     keep,
     log_ratio,
+    logged_mean,
     per_token,
     rounded_up,
     token_share,
@@ -209,7 +210,7 @@ def _value(
         term = _proxy_kl(x.logp, x.proxy_logp, selected, 1.0)
     value = action_mean(term, config, x, counts)
     share = token_share(selected, x.action_mask, None if counts is None else counts.actions)
-    return value, {"lp_reg/value": value, "lp_reg/protected_share": share}
+    return value, {"lp_reg/value": logged_mean(term, x, counts), "lp_reg/protected_share": share}
 
 
 def _needs(config: LossConfig) -> set[str]:

@@ -143,6 +143,14 @@ def action_mean(
     return aggregate(term, x.action_mask, config.aggregation, count)
 
 
+def logged_mean(
+    term: Float[Tensor, "B T"], x: LossInputs, counts: Counts | None
+) -> Float[Tensor, ""]:
+    """The mean over action tokens, which is logged however the loss itself is aggregated."""
+    count = None if counts is None else counts.actions
+    return aggregate(term.detach(), x.action_mask, "token-mean", count)
+
+
 def token_share(
     part: Bool[Tensor, "B T"], whole: Bool[Tensor, "B T"], count: Tensor | None = None
 ) -> Float[Tensor, ""]:

@@ -99,8 +99,24 @@ class Rollout:
     ) -> list[Episode]:
         """`samples` episodes a question, in the given order; `temperature` 0 is greedy.
 
-        The `generator` is one of the CPU, wherever the model is.
+        The `generator` is one of the CPU, wherever the model is. The model samples in evaluation
+        mode, since gradient checkpointing in training mode would switch the cache off.
         """
+        training = model.training
+        model.eval()
+        try:
+            return self._run(model, questions, temperature, samples, generator)
+        finally:
+            model.train(training)
+
+    def _run(
+        self,
+        model: nn.Module,
+        questions: list[Question],
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None,
+    ) -> list[Episode]:
         asked = [pair for pair in enumerate(questions) for _ in range(samples)]
         size = (len(asked), self.config.max_tokens)
         chance = torch.rand(size, generator=generator) if temperature else torch.zeros(size)

@@ -237,7 +237,8 @@ class SftRun(Supervised):
         metrics = super().step()
         done = self.step_index
         self.writer.metrics(done - 1, metrics)
-        if done == self.config.steps or done % self.config.checkpoint_every == 0:
+        every = self.config.checkpoint_every
+        if done == self.config.steps or (every and done % every == 0):
             tensors = pack(self.policy.model, self.optimizer)
             self.writer.checkpoint(done, tensors, {"step": done})
         return metrics

@@ -5,6 +5,7 @@ branched at a step draws what an unbroken one would have drawn.
 """
 
 import dataclasses
+import logging
 import math
 import random
 import time
@@ -44,7 +45,10 @@ from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
+OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef")  # weights of what reads new against old
 QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH, CONTROL = range(6)  # purposes of random draws
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,14 @@ class Trainer:
     ):
         first = environment.training(0)
         config.check(len(first.questions))
+        if config.updates_per_batch == 1 and (
+            idle := [n for n in OFF_POLICY if getattr(config.loss, n)]
+        ):
+            logger.warning(
+                "%s: no effect with updates_per_batch 1, as a policy has not moved from itself; "
+                "use 2 or more",
+                ", ".join(idle),
+            )
         self.config, self.policy, self.environment = config, policy, environment
         self.device = next(policy.model.parameters()).device
         self.probe = None if probe is None else probe.to(self.device)
@@ -159,7 +171,7 @@ class Trainer:
     @torch.no_grad()
     def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
         """Score the batch under the policy that made it, and what else the objective needs."""
-        config, temperature = self.config.loss, self.config.rollout.temperature
+        config = self.config.loss
         wanted = needs(config)
         proxy = config if "proxy_logp" in wanted else None
         old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
@@ -174,12 +186,25 @@ class Trainer:
             with adapters_off(self.reference):
                 ref_logp = self._scored(self.reference, batch).logp
         if "negative_token_weights" in wanted:
-            inner = score(self.policy.model, batch, temperature, internals=True)
-            weights = nthr_weights(
-                inner.hidden, inner.errors, advantages, batch.group, batch.action_mask
-            )
+            weights = self._nthr(batch, advantages)
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
         return Prepared(batch, old, advantages, ref_logp, weights, low, searches)
+
+    def _nthr(self, batch: Batch, advantages: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
+        """NTHR's factors; where memory is bounded, of one group at a time, which is the least."""
+        temperature = self.config.rollout.temperature
+        parts = batch.group.unique() if self.config.micro_rows else [None]
+        weights = torch.ones(batch.action_mask.shape, device=self.device)
+        for group in parts:
+            rows = torch.arange(len(advantages), device=self.device)
+            if group is not None:
+                rows = rows[batch.group == group]
+            part = batch.rows(rows)
+            inner = score(self.policy.model, part, temperature, internals=True)
+            weights[rows, : part.tokens.shape[1]] = nthr_weights(
+                inner.hidden, inner.errors, advantages[rows], part.group, part.action_mask
+            )
+        return weights
 
     def _scored(self, model: torch.nn.Module, batch: Batch, **wanted) -> Scores:
         """Without gradient, and so never more rows at a time than an update may hold."""
@@ -364,7 +389,8 @@ class Trainer:
         )
         row |= diagnostics.sampler_gap(batch.sampler_logp, scores.logp, mask)
         row |= diagnostics.episode_stats(episodes)
-        if self.probe is not None and self.step_index % self.config.probe_every == 0:
+        every = self.config.probe_every
+        if self.probe is not None and every and self.step_index % every == 0:
             row |= self.probe_metrics()
         return row | self._watched()
 

@@ -92,6 +92,8 @@ def shuffled_atlas(config: TrainConfig) -> Environment:
     more than training does. Raises ValueError where no question is one hop longer.
     """
     data, truth = config.data, BM25Retriever(World.load().passages("all"))
+    if not any(data.hop_weights):
+        raise ValueError("data.hop_weights are all 0: give at least one number of hops a share")
     hops = [number for number, weight in enumerate(data.hop_weights, start=1) if weight]
     near, far = (exam_questions(part, data.exam_half) for part in (hops, [max(hops) + 1]))
 
