@@ -1,11 +1,13 @@
 """The doctor on logs made here: every format, every mending, every verdict, every pattern."""
 
+import itertools
 import json
 import logging
 import math
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from lldlib.doctor.judge import judge
 from lldlib.doctor.live import (
@@ -17,7 +19,15 @@ from lldlib.doctor.live import (
     trl_callback,
     watch_tracking,
 )
-from lldlib.doctor.page import as_html, as_markdown, as_object, as_text, diagnose, diagnose_rows
+from lldlib.doctor.page import (
+    as_html,
+    as_markdown,
+    as_object,
+    as_text,
+    diagnose,
+    diagnose_rows,
+    runs_figure,
+)
 from lldlib.doctor.readers import Unreadable, number, read_logs
 from lldlib.doctor.series import run_of
 from lldlib.doctor.signals import SIGNALS, read_name
@@ -146,6 +156,29 @@ def test_run_folders_and_folders_of_logs(tmp_path):
     ]
 
 
+def test_a_run_folder_with_one_batch_has_too_few_rows(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.25}\n')
+    (found,) = diagnose(tmp_path)
+    assert found.run.format == "lldlib run folder" and found.run.steps.tolist() == [0.0]
+    said = "Cannot say: the log has 1 row with a reward, and a verdict needs 20."
+    assert found.judged.sentence == said and said.split(": ")[0] in as_html(found)
+
+
+@pytest.mark.parametrize(
+    ("broken", "notes"),
+    [((), []), ((9,), ["1 broken line left out"]), ((9, 20, 31), ["3 broken lines left out"])],
+)
+def test_broken_lines_are_told(tmp_path, broken, notes):
+    lines = text_of("jsonl", RISES).split("\n")[:-1]
+    for at in broken:
+        lines[at] = lines[at][:12]
+    file = tmp_path / "run.jsonl"
+    file.write_text("\n".join(lines) + '\n\n{"step": 61, "mean_rew')  # it is still written to
+    run = diagnose(file)[0].run
+    assert len(run.steps) == STEPS - len(broken) and run.notes == notes
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("np.float64(0.5)", 0.5), ("12.5%", 0.125), ("2/4389", 2), ("1e-3", 0.001), ("'0.5'", 0.5)],
@@ -212,6 +245,10 @@ def test_the_critic_is_not_the_policy_and_a_unit_in_a_name_counts():
 def test_every_signal_is_named_once_in_its_row():
     for entry in SIGNALS.values():
         assert len(set(entry.names)) == len(entry.names)
+
+
+def test_groups_that_are_all_wrong_are_not_all_groups_of_one_reward():
+    assert "no_contrast" not in dict(read_name("group_reward_all_zero_rate").signals)
 
 
 def test_score_is_read_and_not_the_reward_with_its_penalty():
@@ -292,6 +329,17 @@ def test_a_run_that_learns_is_healthy_whatever_its_entropy(entropy):
 
 def test_where_it_collapsed():
     assert judge(diagnose_rows(rows(FALLS)).run).collapsed_at == 41
+
+
+@pytest.mark.parametrize(
+    ("first", "share", "over"),
+    [(-0.2, 40, " (counted from its floor, -0.2)"), (0.0, 50, "")],  # 0.4 of 1.0, and of 0.8
+)
+def test_a_share_that_is_lost_names_its_floor(first, share, over):
+    judged = diagnose_rows(rows([first] * 5 + [0.8] * 25 + [0.4] * 30)).judged
+    sentence = f"Degrading: the reward lost {share} % of its best{over} and has not come back."
+    assert judged.sentence == sentence
+    assert judged.evidence[0].endswith(f": {share} % of it{over} is lost")
 
 
 def test_without_a_reward_nothing_is_said():
@@ -395,6 +443,27 @@ def test_pages_hold_the_verdict(reward):
     assert set(wanted) <= told.keys() and told["steps"] == len(reward)
 
 
+@pytest.mark.parametrize(
+    "ends", [[0.5, 0.51, 0.49, 0.5, 0.9, 0.1], [0.9] * 6, [0.1] * 6], ids=["between", "top", "end"]
+)
+def test_names_of_runs_do_not_touch(ends):
+    found = [
+        diagnose_rows(rows(np.append(RISES, [end] * 6)), name=f"run {i}")
+        for i, end in enumerate(ends)
+    ]
+    drawn = runs_figure(found)
+    drawn.draw_without_rendering()
+    (ax,) = drawn.axes
+    assert sorted(text.get_text() for text in ax.texts) == [f"run {i}" for i in range(6)]
+    boxes = {text.get_text(): Text.get_window_extent(text) for text in ax.texts}
+    stacked = sorted(boxes, key=lambda name: boxes[name].y0)
+    assert [ends[int(name[-1])] for name in stacked] == sorted(ends)
+    for low, high in itertools.pairwise(stacked):
+        assert boxes[low].y1 < boxes[high].y0
+    inside = drawn.bbox.padded(-1)
+    assert all(inside.y0 < box.y0 and box.y1 < inside.y1 for box in boxes.values())
+
+
 def run_command(paths, **options):
     said, errors = [], []
     status = diagnose_command(paths, said.append, errors.append, **options)
@@ -406,6 +475,8 @@ def test_the_command(tmp_path):
     good.write_text(text_of("verl", RISES))
     bad.write_text(text_of("trl", FALLS))
     no.write_text("nothing here\n")
+    with pytest.raises(ValueError, match="name at least one log or run folder"):
+        run_command([])
     assert run_command([good])[0] == 0
     assert run_command([bad])[0] == 0
     assert run_command([good], fail_on="degrading")[0] == 0

@@ -4,7 +4,7 @@
 
 From the policy of a GRPO run before several of its batches ten batches go on with a change; the run
 itself is the one unchanged. Writes FOLDER/no_return.csv, a line a branch: the reward of each of its
-batches. What is there is not run again. Then prints the table of controls.md.
+batches. What is there is not run again. Then prints the tables of controls.md.
 """
 
 import csv
@@ -23,6 +23,7 @@ from lldlib.recipes import train_config
 from lldlib.runs.folder import Run
 from lldlib.train.run import TrainingRun
 
+MAIN = Path(__file__).parent / "main"
 QUICK, SLOW = (3, 6, 9, 12), (5, 10, 15, 20, 25, 30)  # batches to branch before, by how it falls
 SLOW_SEEDS, BATCHES = (3, 4), 10
 END = 3  # last batches of a branch whose mean reward the table shows
@@ -70,11 +71,19 @@ def branch(source: Run, point: int, name: str, folder: Path) -> list[float]:
     return rewards
 
 
-def table(path: Path) -> str:
-    """A row a seed and point: the reward then, and each branch's at its end."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
+Found = dict[tuple[str, str], dict[str, list[float]]]  # rewards by seed and point, by change
+
+
+def read(path: Path) -> Found:
+    """The branches of a file."""
+    found: Found = defaultdict(dict)
     for seed, point, name, *rewards in csv.reader(path.open()):
         found[seed, point][name] = [float(reward) for reward in rewards]
+    return found
+
+
+def table(found: Found) -> str:
+    """A row a seed and point: the reward then, and each branch's at its end."""
     lines = [
         [*key, f"{next(iter(own.values()))[0]:.2f}"]
         + [f"{fmean(own[n][-END:]):.2f}" if n in own else "-" for n in (UNCHANGED, *CHANGES)]
@@ -83,6 +92,23 @@ def table(path: Path) -> str:
     return markdown_table(
         ["seed", "branched before batch", "reward then", UNCHANGED, *CHANGES], lines
     )
+
+
+def saved(found: Found) -> str:
+    """A row a seed: before which of its batches each change saves the run.
+
+    Saved: the end is at least the reward of the start, of batches 0 and 1 of the recorded run.
+    """
+    lines = []
+    for seed in dict.fromkeys(seed for seed, _ in found):
+        rewards = Run(MAIN / f"grpo-seed{seed}").column("reward/mean")
+        own = {int(point): ends for (s, point), ends in found.items() if s == seed}
+        cells = []
+        for name in (UNCHANGED, *CHANGES):
+            good = [p for p, ends in own.items() if fmean(ends[name][-END:]) >= fmean(rewards[:2])]
+            cells.append(", ".join(map(str, good)) or "none")
+        lines.append([seed, ", ".join(map(str, own)), *cells])
+    return markdown_table(["seed", "branched before", UNCHANGED, *CHANGES], lines)
 
 
 def main() -> None:
@@ -106,7 +132,8 @@ def main() -> None:
                         rewards = branch(source, point, name, out / f"branch-seed{seed}")
                     writer.writerow([*key, *(f"{reward:.3f}" for reward in rewards)])
                     file.flush()
-    print(table(path))
+    found = read(path)
+    print(table(found) + "\n" + saved(found))
 
 
 if __name__ == "__main__":

@@ -4,23 +4,25 @@ Neither needs TRL to be imported. `search_environment` suits models that call to
 chat template; `search_rollout` runs the tag protocol of Search-R1 in `lldlib.rollout.loop.Rollout`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.types import Episode, Question, Span
 from lldlib.world.answers import exact_match
-from lldlib.world.protocol import parse_action
 
 NOTHING = "No passage was found."
 DOWN = "The search service is down."
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def search_environment(retriever: Retriever, *, top_k: int, max_searches: int) -> type:
     """An environment class for TRL's `environment_factory`: one tool, `search`, over `retriever`.
 
     A row of the dataset holds `prompt` and `answers` (a list of texts). The reward is the exact
-    match of the last `<answer>` that the policy wrote: give `environment_reward` to the trainer.
+    match of the last `<answer>` in the policy's last message: give `environment_reward` to the
+    trainer.
     """
 
     class SearchEnvironment:
@@ -54,12 +56,15 @@ def search_environment(retriever: Retriever, *, top_k: int, max_searches: int) -
 def environment_reward(
     completions: Sequence[Sequence[dict[str, Any]]], answers: Sequence[Sequence[str]], **_: Any
 ) -> list[float]:
-    """Exact match of the `<answer>` in a conversation's last message; TRL's reward signature."""
-    said = [str(completion[-1].get("content") or "") for completion in completions]
-    read = [parse_action(text) for text in said]
+    """Exact match of the last complete `<answer>` in the last message; TRL's reward signature.
+
+    0 where there is none, or where the conversation ends with what a tool said.
+    """
+    said = [completion[-1] for completion in completions]
+    texts = ["" if last.get("role") == "tool" else str(last.get("content") or "") for last in said]
     return [
-        exact_match(action.content if action.kind == "answer" else None, list(accepted))
-        for action, accepted in zip(read, answers, strict=True)
+        exact_match(found[-1].strip() if found else None, list(accepted))
+        for found, accepted in zip(map(_ANSWER.findall, texts), answers, strict=True)
     ]
 
 

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from lldlib.adapters.trl_config import VERSIONS, LLDGRPOConfig
 from lldlib.adapters.trl_report import BatchReport, Rows, action_mask, joined
-from lldlib.adapters.watch import Watch, given_spans, read_spans
+from lldlib.adapters.watch import Watch, given_spans, read_spans, tool_results
 from lldlib.losses import (
     Counts,
     LossInputs,
@@ -36,6 +36,10 @@ class LLDGRPOTrainer(GRPOTrainer):
     """GRPOTrainer plus the terms of `LLDGRPOConfig`; full fine-tuning, LoRA and QLoRA.
 
     Actions are completion_mask * tool_mask; a response is correct where its reward is over 0.5.
+    One that no reward function scored (all None) counts as incorrect; TRL gives it A = 0, so LLDS
+    keeps it under llds_preserve "nonnegative". What a weight is worth depends on `loss_type`: see
+    `LLDGRPOConfig`.
+
     TRL's logs gain the glossary's keys, `phase` (0 stagnation, 1 decay, 2 collapse) and `alarm`
     (1 once it rang), on the last update of each rollout batch. Raises TypeError for a plain
     GRPOConfig, FileExistsError where `run_folder` holds a run.
@@ -75,7 +79,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         span, searches = read_spans(output["completion_ids"], mask, self.piece)
         if None not in (told := [row.get("spans") for row in inputs]):  # by a rollout function
             span = given_spans(told, output["completion_ids"])
-        searches = self._counted_searches(inputs) or searches
+        searches = self._searches(inputs, output, searches)
         mean = torch.tensor(searches, dtype=torch.float32, device=mask.device).mean()
         count = len(mask)
         first = self.accelerator.process_index * count
@@ -89,13 +93,22 @@ class LLDGRPOTrainer(GRPOTrainer):
         self.began, self.sums, self.norms = began, defaultdict(float), []
         return output | extra
 
-    def _counted_searches(self, inputs: list[dict]) -> list[int] | None:
-        """What the environments or the rollout function counted, if they do."""
+    def _searches(self, inputs: list[dict], output: Rows, tagged: list[int]) -> list[int]:
+        """What the environments or the rollout function counted, or tags, or results of tools."""
         counters = self.environments or []
         if counters and all(hasattr(e, "valid_searches") for e in counters):
             return [e.valid_searches for e in counters]
         rows = [row.get("valid_searches") for row in inputs]
-        return None if None in rows else rows
+        if None not in rows:
+            return rows
+        if not any(tagged) and "tool_mask" in output:
+            return tool_results(output["completion_mask"], output["tool_mask"])
+        if not any(tagged) and "mean_valid_searches" in needs(self.terms):
+            raise ValueError(
+                "LLDS-MA weighs answers by the number of searches, and nothing counts them: train "
+                "with tools, or let the environment or the rollout function give valid_searches"
+            )
+        return tagged
 
     @torch.no_grad()
     def score(self, rows: Rows) -> Float[Tensor, "B T"]:

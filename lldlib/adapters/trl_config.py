@@ -1,6 +1,7 @@
 """The settings that the TRL adapter adds, and the TRL versions it was tried with."""
 
 import dataclasses
+import logging
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -9,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 from lldlib.config import LossConfig
 from lldlib.losses.objective import REGULARIZERS
 
+logger = logging.getLogger(__name__)
 VERSIONS = SpecifierSet(">=1.16,<1.17")  # the adapter overrides private methods of GRPOTrainer
 
 
@@ -34,6 +36,8 @@ SETTINGS = {
     for setting in dataclasses.fields(LossConfig)
     if any(setting.name.startswith(f"{term.name}_") for term in OFFERED)
 }
+# by loss_type: how many times a token mean the policy term is
+NO_TOKEN_MEAN = {"dr_grpo": "mean length / max_completion_length", "luspo": "mean length"}
 TermSettings = dataclasses.make_dataclass(
     "TermSettings",
     [
@@ -47,6 +51,10 @@ TermSettings = dataclasses.make_dataclass(
 @dataclass
 class LLDGRPOConfig(TermSettings):
     """GRPOConfig with LLDS and Lp-Reg: `llds_*` and `lp_reg_*` of `lldlib.config.LossConfig`.
+
+    Both are token means over the update. TRL's policy term is one too (or a mean of the rows'
+    token means), but times mean length / max_completion_length under `loss_type` "dr_grpo", and
+    times the mean length under "luspo": the weights want that factor there, and a warning says so.
 
     Raises ValueError where LLDS would be zero at every update: it needs several optimiser updates
     per rollout batch; and for `lp_reg_kl` "exact", which takes logits that TRL does not hand on.
@@ -72,6 +80,14 @@ class LLDGRPOConfig(TermSettings):
                 f"steps_per_generation={split}, num_iterations={self.num_iterations} a rollout "
                 f"batch gets one update; set steps_per_generation={10 * accumulated} (10 updates, "
                 "as Search-R1) or num_iterations=2"
+            )
+
+        if self.loss_type in NO_TOKEN_MEAN and any(term.weight(self.terms) for term in OFFERED):
+            logger.warning(
+                "loss_type=%r is no token mean, and LLDS and Lp-Reg are: to keep their weights as "
+                "under 'dapo', multiply them by %s",
+                self.loss_type,
+                NO_TOKEN_MEAN[self.loss_type],
             )
 
     @property

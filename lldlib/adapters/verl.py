@@ -57,8 +57,11 @@ def llds_policy_loss(
 
     `response_mask` is 0 on tool results, so its runs are the actions. LLDS needs several updates
     per rollout batch: `ppo_mini_batch_size` under `train_batch_size`, or `ppo_epochs` over 1; on
-    the first update only rounding opens a gate. Raises TypeError where `config.policy_loss` is not
-    an LLDSPolicyLossConfig, ValueError for an unknown base, gate or set.
+    the first update only rounding opens a gate. LLDS is a token mean whatever `loss_agg_mode` is,
+    and the base loss mean length times one under "seq-mean-token-sum", mean length /
+    loss_scale_factor times under its "-norm": lambda wants that factor there. Raises TypeError
+    where `config.policy_loss` is not an LLDSPolicyLossConfig, ValueError for an unknown base, gate
+    or set.
     """
     settings = config.policy_loss
     if not isinstance(settings, LLDSPolicyLossConfig):

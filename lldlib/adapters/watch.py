@@ -76,6 +76,15 @@ def read_spans(
     return labels, searches
 
 
+def tool_results(completion_mask: Int[Tensor, "B T"], tool_mask: Int[Tensor, "B T"]) -> list[int]:
+    """Per row, the runs of completion tokens that the policy did not choose: what its tools said.
+
+    The masks are TRL's; tools that one action calls together count as one.
+    """
+    told = completion_mask.bool() & (tool_mask == 0)
+    return [len(runs(row)) for row in told.tolist()]
+
+
 def given_spans(spans: Sequence[Sequence[int]], tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """The spans that a rollout has set, padded to the shape of its tokens."""
     labels = torch.zeros_like(tokens)

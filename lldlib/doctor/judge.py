@@ -92,7 +92,7 @@ def judge(run: Run) -> Judgement:
 
 
 def _too_short(run: Run, count: int) -> Judgement:
-    what = f"{count} rows with a reward" if count else "no reward column"
+    what = f"{count} row{'s' if count > 1 else ''} with a reward" if count else "no reward column"
     return Judgement(
         "unknown",
         "too short",
@@ -222,24 +222,26 @@ def _dead_floor(run: Run, rows: Array, scores: Array) -> Judgement | None:
 
 def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
     """The score has lost a large share of its best, by far more than its noise."""
-    now = level(scores, floor_of(run, scores))
+    floor = floor_of(run, scores)
+    now = level(scores, floor)
     if now.fall < SURE or now.lost < FALLEN:
         return None
     begin, chance = split(scores, now)
     step, percent = run.steps[rows[begin]], f"{100 * now.lost:.0f} %"
+    over = f" (counted from its floor, {floor:.2g})" if floor else ""
     size = window_size(len(scores))
     evidence = (
         f"{run.columns['reward']}: best {now.best:.3g} (mean around step "
         f"{run.steps[rows[min(now.best_from + size, len(rows) - 1)]]:g}), "
-        f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it is lost",
+        f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it{over} is lost",
         f"the fall is {now.fall:.1f} standard errors of this log's own noise",
     )
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
     sure = chance <= CHANCE and len(scores) >= FOR_COLLAPSE
     if sure and (now.lost >= LOST or undone):
-        sentence = f"Collapsed at step {step:g}: the reward lost {percent} of its best."
+        sentence = f"Collapsed at step {step:g}: the reward lost {percent} of its best{over}."
         return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
-    sentence = f"Degrading: the reward lost {percent} of its best and has not come back."
+    sentence = f"Degrading: the reward lost {percent} of its best{over} and has not come back."
     return Judgement("degrading", "fall", sentence, evidence, None, int(rows[begin]))
 
 

@@ -50,8 +50,10 @@ def diagnose_command(
     0 whatever the verdict; 2 if nothing could be read; 3 if a run is `fail_on` or worse. `write`
     takes the page, `complain` one line for each log that cannot be read. With `follow` the one log
     is read again every `seconds` until it is stopped, and the page is written when it changes.
-    Raises ValueError for a mapping that is not SIGNAL=COLUMN.
+    Raises ValueError without a log, and for a mapping that is not SIGNAL=COLUMN.
     """
+    if not logs:
+        raise ValueError("name at least one log or run folder, such as runs/demo")
     mapping = parse_map(map_columns)
     if follow:
         return _follow(logs, write, mapping, out, seconds)

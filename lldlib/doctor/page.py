@@ -30,6 +30,7 @@ COLOURS = {
 }
 PANELS = ("reward", "entropy", "grad_norm", "length", "kl", "likelihood")
 MOST_RUNS, NAMED = 60, 6  # lines in the figure that compares runs; so few are named in it
+NAME_POINTS = 7  # size of those names
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,7 @@ def _word(ax: Axes, x: float, text: str, colour: str, height: float) -> None:
 def runs_figure(all_found: Sequence[Diagnosis]) -> Figure:
     """The rewards of several runs, each in the colour of its verdict."""
     drawn = Figure(figsize=(10, 3.4), layout="constrained")
-    ax = drawn.subplots()
+    ax, ends = drawn.subplots(), []
     for found in all_found[:MOST_RUNS]:
         rows = found.run.scored
         if len(rows):
@@ -375,13 +376,41 @@ def runs_figure(all_found: Sequence[Diagnosis]) -> Figure:
             mean = trailing(scores, window_size(len(scores)))
             colour = COLOURS[found.judged.verdict]
             ax.plot(found.run.steps[rows], mean, color=colour, linewidth=1.4)
-            if len(all_found) > NAMED:
-                continue
-            ax.annotate(found.run.name[:30], (found.run.steps[rows[-1]], mean[-1]), fontsize=7)
+            ends.append((found.run.name[:30], found.run.steps[rows[-1]], mean[-1]))
+    if len(all_found) <= NAMED:
+        _name_ends(ax, ends)
     ax.set_xlabel("step")
     ax.set_ylabel("reward, trailing mean")
     ax.spines[["top", "right"]].set_visible(False)
     return drawn
+
+
+def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
+    """Write each (name, x, y) right of the axes, in the order of y, so that no two names touch."""
+    if not ends:
+        return
+    ax.get_ylim()  # settles the limits before heights are read off
+    to_axes = ax.transData - ax.transAxes
+    heights = np.array([to_axes.transform((x, y))[1] for _, x, y in ends])
+    gap = 1.4 * NAME_POINTS / 72 / (ax.get_position().height * ax.figure.get_figheight())
+    order, below = np.argsort(heights, kind="stable"), gap * np.arange(len(ends))
+    places = np.maximum.accumulate(heights[order] - below) + below
+    places = np.minimum(places, 1 - below[::-1])  # the highest stays inside
+    for place, (name, x, y) in zip(places, (ends[i] for i in order), strict=True):
+        ax.annotate(
+            name,
+            (x, y),
+            xytext=(1.02, place),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=NAME_POINTS,
+            arrowprops={
+                "arrowstyle": "-",
+                "relpos": (0, 0.5),  # to the left of the name
+                "color": "#9aa5b1",
+                "linewidth": 0.5,
+            },
+        )
 
 
 # -- HTML ------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def _text(path: Path, lines: Iterable[str], head: str, wanted: Mapping[str, str]
     start = head.lstrip()
     if start.startswith(("{", "[")):
         first = _object(start.split("\n", 1)[0])
-        several = "\n" in start.rstrip()
+        several = "\n" in start.rstrip() or path.suffix == ".jsonl"  # one row so far
         if isinstance(first, dict) and several and "log_history" not in first:
             return [_json_lines(path, lines, wanted)]
         if first is not None or start[1:].lstrip()[:1] in ('"', "{", "[", ""):
@@ -287,10 +287,14 @@ def _json_lines(path: Path, lines: Iterable[str], wanted: Mapping[str, str]) -> 
         log.name, log.format = path.parent.name, "lldlib run folder"
     elif path.name == "wandb-history.jsonl":
         log.format = "W&B history"
+    broken = 0
     for line in lines:
         row = _object(line.rstrip("\0"))
+        broken += row is None and bool(line.strip()) and not line.endswith("\0")
         if isinstance(row, dict) and "train_runtime" not in row:
             log.add(_numbers(row), wanted)
+    if broken:
+        log.notes.append(f"{broken} broken line{'s' if broken > 1 else ''} left out")
     return log
 
 

@@ -79,7 +79,7 @@ SIGNALS: dict[str, Signal] = {
     "no_contrast": Signal(
         "groups of one reward",
         "share",
-        ("frac_reward_zero_std", "group_reward_all_zero_rate", "frac_zero_std"),
+        ("frac_reward_zero_std", "frac_zero_std"),
         "no signal: all answers of a group score alike",
     ),
     "entropy": Signal(

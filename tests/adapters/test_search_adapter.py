@@ -58,6 +58,16 @@ def test_the_reward_reads_the_last_message():
     assert environment_reward(said, [["oslo"], ["oslo"], ["oslo"]]) == [1.0, 0.0, 0.0]
 
 
+def test_the_last_answer_counts_and_no_tool_gives_one():
+    said = [
+        [{"role": "assistant", "content": "<answer>A1</answer> no: <answer>B2</answer>"}],
+        [{"role": "assistant", "content": "<search>x</search> <answer> B2\n</answer>"}],
+        [{"role": "assistant", "content": "<answer>B2</answer> <answer>A1"}],  # cut off
+        [{"role": "assistant"}, {"role": "tool", "content": "<answer>B2</answer>"}],
+    ]
+    assert environment_reward(said, [["B2"]] * 4) == [1.0, 1.0, 1.0, 0.0]
+
+
 def test_episodes_keep_their_masks():
     policy = tiny_policy()
     batch, episodes = random_batch(policy, 6, max_tokens=40)

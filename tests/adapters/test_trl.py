@@ -1,6 +1,7 @@
 """The TRL adapter: the same terms and gradients as ours, refusals, diagnostics, LoRA, QLoRA."""
 
 import copy
+import logging
 import os
 import subprocess
 import sys
@@ -173,6 +174,24 @@ def test_settings_that_make_llds_zero_are_refused(changes, part, tmp_path):
 
 def test_without_llds_one_update_a_batch_is_allowed(tmp_path):
     assert settings(tmp_path, num_iterations=1, **LP_REG).updates_per_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "term", "factor"),
+    [
+        ("dr_grpo", LLDS, "by mean length / max_completion_length"),
+        ("luspo", LP_REG, "by mean length"),
+        ("dr_grpo", {}, None),
+        ("grpo", LLDS, None),
+        ("dapo", LLDS | LP_REG, None),
+    ],
+)
+def test_a_loss_that_is_no_token_mean_is_warned_of(loss_type, term, factor, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="lldlib"):
+        settings(tmp_path, loss_type=loss_type, **term)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("lldlib")]
+    assert len(said) == (factor is not None)
+    assert all(loss_type in line and line.endswith(factor) for line in said)
 
 
 def test_accumulation_counts_the_tokens_of_the_whole_update(monkeypatch, tmp_path):

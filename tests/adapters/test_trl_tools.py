@@ -60,22 +60,57 @@ def scripted(tokenizer):
     return generate
 
 
-def test_the_environment_in_trls_tool_loop(tmp_path, monkeypatch):
-    tokenizer, stub = chat_tokenizer(), StubRetriever(["Oslo is the capital."])
+def trainer(tmp_path, monkeypatch, *, llds_answer="none", **tools) -> LLDGRPOTrainer:
+    """Two rows of one question, asked of the script."""
+    tokenizer = chat_tokenizer()
     model = tiny_model(len(tokenizer), width=16, layers=1, heads=2, seed=0)
     model.config.max_position_embeddings = 4096  # TRL drops a tool result that would not fit
     monkeypatch.setattr(model, "generate", scripted(tokenizer))
     question = [{"role": "user", "content": "Which city is the capital?"}]
-    run = LLDGRPOTrainer(
+    return LLDGRPOTrainer(
         model=model,
         processing_class=tokenizer,
         reward_funcs=environment_reward,
-        environment_factory=search_environment(stub, top_k=1, max_searches=2),
         train_dataset=Dataset.from_list([{"prompt": question, "answers": ["Oslo"]}] * 2),
         args=settings(
-            tmp_path, max_completion_length=400, run_folder=str(tmp_path / "run"), llds_coef=0.5
+            tmp_path,
+            max_completion_length=400,
+            run_folder=str(tmp_path / "run"),
+            llds_coef=0.5,
+            llds_answer=llds_answer,
         ),
+        **tools,
     )
+
+
+def search(query: str) -> str:
+    """Search a collection of passages.
+
+    Args:
+        query: What to look for.
+    """
+    return "Oslo is the capital."
+
+
+def test_plain_tools_are_counted_by_their_results(tmp_path, monkeypatch):
+    run = trainer(tmp_path, monkeypatch, llds_answer="paper", tools=[search])
+    run.train()
+    (row,) = Run(tmp_path / "run").metrics
+    assert row["search/valid"] == 1.0 and row["reward/mean"] == 0.5 and row["llds/value"] > 0
+
+
+def test_llds_ma_is_refused_where_nothing_counts_searches(tmp_path, monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"LLDS-MA weighs .* nothing counts them: train"
+    ) as refusal:
+        trainer(tmp_path, monkeypatch, llds_answer="paper").train()
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_environment_in_trls_tool_loop(tmp_path, monkeypatch):
+    stub = StubRetriever(["Oslo is the capital."])
+    environment = search_environment(stub, top_k=1, max_searches=2)
+    run = trainer(tmp_path, monkeypatch, environment_factory=environment)
     run.train()
     assert set(map(tuple, stub.calls)) == {("capital",)} and len(stub.calls) == 8
     recorded = Run(tmp_path / "run")
@@ -84,4 +119,4 @@ def test_the_environment_in_trls_tool_loop(tmp_path, monkeypatch):
     roles = [turn["role"] for turn in recorded.rollouts[0]["turns"]]
     assert roles == ["prompt", "action", "environment", "action"]
     assert "Oslo is the capital." in recorded.rollouts[0]["turns"][2]["text"]
-    assert row["length/tokens"] == len(tokenizer.encode(CALL + ANSWERS[0]))
+    assert row["length/tokens"] == len(chat_tokenizer().encode(CALL + ANSWERS[0]))

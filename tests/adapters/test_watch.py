@@ -12,6 +12,7 @@ from lldlib.adapters.watch import (
     given_spans,
     measure,
     read_spans,
+    tool_results,
 )
 from lldlib.adapters.watch import runs as runs_of
 from lldlib.runs.folder import Run
@@ -42,6 +43,14 @@ def test_spans_are_read_off_the_policys_tokens_alone():
     assert searches == [1, 0]
     told = [labels[0].tolist(), [answer] * 3]  # a rollout gives them without padding
     assert given_spans(told, tokens).tolist() == labels.tolist()
+
+
+def test_results_of_tools_are_counted_inside_the_completion():
+    # call, result, call, result, answer | an answer, then padding, where TRL's tool_mask is 1 |
+    # a result that padding follows | a masked completion
+    whole = torch.tensor([[1] * 8, [1] * 3 + [0] * 5, [1] * 4 + [0] * 4, [0] * 8])
+    own = torch.tensor([[1, 0, 0, 1, 1, 0, 1, 1], [1] * 8, [1, 1, 0, 0, 1, 1, 1, 1], [0] * 8])
+    assert tool_results(whole, own) == [2, 0, 1, 0]
 
 
 def test_an_episode_is_told_turn_by_turn():
