@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,10 +17,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from lldlib.config import (
-    HELDOUT_QUESTIONS,
     ExamConfig,
     LoadConfig,
-    RolloutConfig,
     SftConfig,
     TrainConfig,
     WarmstartConfig,
@@ -50,6 +48,14 @@ def main(arguments: Sequence[str]) -> int:
         return 141  # what a shell reports for a command that SIGPIPE ended
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        import torch
+
+        if not isinstance(error, torch.OutOfMemoryError):
+            raise
+        what = "out of GPU memory: lower --micro-rows or --rollout.problems (evaluate, sft: --rows)"
+        print(f"error: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; what is written can be resumed", file=sys.stderr)
@@ -96,20 +102,26 @@ def demo(
 ) -> int:
     """Train GRPO, GRPO+LLDS and GRPO at its own best learning rate side by side from one start.
 
-    Ends with a table, a verdict, figure.png and summary.json in the folder --out. Run it again to
-    go on after an interruption; what is done is skipped.
+    The third arm is for half_taught alone, of which that rate is known. Ends with a table, a
+    verdict, figure.png and summary.json in the folder --out. Run it again to go on after an
+    interruption; what is done is skipped.
 
     Args:
         seeds: a run of every arm for each
         out: folder for the runs, the figure and the summary
         jobs: runs at the same time; one core each
         steps: rollout batches of each run; the recorded runs of the same setting go on to 40
-        policy: "half_taught" learns in the shuffled atlas, "tiny" is the first world's searcher
+        policy: "half_taught" learns in the shuffled atlas, "tiny" is the first world's searcher,
+            "sparks" adds up in the world of sparks; or a policy's folder, for the first world
     """
+    from lldlib.policy.load import BUILT_IN
     from lldlib.show.curves import collapse_figure
     from lldlib.show.style import save
     from lldlib.train import studies
 
+    if policy not in BUILT_IN and not Path(policy).exists():  # seen here, not in every worker
+        known = ", ".join(BUILT_IN)
+        raise ValueError(f"unknown policy {policy!r}: use {known}, or a policy's folder")
     rows, runs, failures = studies.demo(out, seeds, jobs, policy=policy, steps=steps)
     if rows:
         figure = save(collapse_figure(runs), out / "figure.png")
@@ -121,11 +133,13 @@ def demo(
 def train(
     config: Annotated[TrainConfig, Bare], out: Path = Path("runs/train"), resume: bool = False
 ) -> int:
-    """Train one searcher, from its warm start, into a run folder.
+    """Train one policy into a run folder.
 
-    Every setting starts from the method's preset: at the demo's setting for the tiny searcher, at
-    that of the papers for any other policy. Interrupted, even by kill -9, it goes on with --resume
-    and gives the numbers of an unbroken run.
+    Where the settings start follows from --method and --policy. tiny: the first world, 64 updates a
+    batch, learning rate 4e-4. half_taught: the demo's setting, the shuffled atlas, 16 updates, 1e-3
+    (the demo stops earlier, --steps 25). sparks: the world of sparks. Any other policy: as the
+    papers train. Interrupted, even by kill -9, it goes on with --resume, and on the CPU gives the
+    numbers of an unbroken run.
 
     Methods: ALL_METHODS.
 
@@ -172,13 +186,17 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
 
 
 def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
-    """Train a grid of runs at the demo's setting over all cores, such as:
+    """Train a grid of runs over all cores, such as:
 
     python -m lldlib sweep --grid method=grpo,llds seed=0,1,2 lr=2e-4,4e-4 --out runs/sweep
 
+    What the grid does not name is that of tiny in the first world, 64 updates a batch, learning
+    rate 4e-4, for any policy but two: policy=half_taught gives the demo's setting (the shuffled
+    atlas, 16 updates, 1e-3; the demo stops earlier, steps=25), policy=sparks the world of sparks.
+
     Each cell has a folder; unfinished ones are resumed, finished ones skipped. The rows of all
-    whole runs are in sweep.json. A setting of LLDS or Lp-Reg is left out for methods without that
-    term.
+    whole runs are in sweep.json. A setting of LLDS, Lp-Reg, KL-Cov or the KL to the old policy is
+    left out for methods without that term.
 
     Args:
         grid: settings as name=value,value; method and seed are needed
@@ -193,7 +211,7 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
 
 
 def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path) -> int:
-    """Make the tiny searcher from nothing, by supervised training on noisy demonstrations.
+    """Make a small searcher, from nothing or --start, by training on noisy demonstrations.
 
     Takes some minutes on one core, and writes over what the folder --out holds.
 
@@ -208,7 +226,7 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path) -> int:
     policy = warm_start(World.load(), config)
     save_policy(policy, out)
     print(f"policy: {out}")
-    _print_heldout(policy, train_config("grpo", seed=0).rollout)
+    _print_heldout(policy, train_config("grpo", seed=0))
     return 0
 
 
@@ -249,7 +267,7 @@ def fit(
     tokens: int = 2048,
     reference: bool = True,
 ) -> int:
-    """Say before anything is downloaded whether training fits on a GPU, part by part.
+    """Say before any weights are downloaded whether training fits on a GPU, part by part.
 
     Counted from the model's configuration by a step without storage; the CUDA context is a guess.
 
@@ -287,7 +305,7 @@ class Asked:
 
     run: Path | None = None  # a run folder with checkpoints
     checkpoint: int | None = None  # of that run: its batch number; the latest if left out
-    policy: str | None = None  # "tiny", or a Hugging Face name or path
+    policy: str | None = None  # built in: tiny, half_taught, sparks; or as train takes it
     load: LoadConfig = field(default_factory=LoadConfig)  # of the policy of --policy
     benchmarks: Path | None = None  # folder of normalised JSONL files, or hub: Hugging Face
     tasks: tuple[str, ...] = ("all",)  # all, qa, maths, single tasks, or files of the folder
@@ -297,6 +315,14 @@ class Asked:
     out: Path | None = None  # folder for predictions, summary.json and table.md
     against: Path | None = None  # the --out of another policy: compare question by question
     exam: Annotated[ExamConfig, Bare] = field(default_factory=ExamConfig)
+
+    def config(self) -> TrainConfig:
+        """The settings of the run, or those that a run of the policy starts from."""
+        from lldlib.runs.folder import Run
+
+        if self.run is None:
+            return train_config("grpo", seed=0, policy=self.policy)
+        return train_config_from(Run(self.run).config)
 
     def names(self) -> dict[str, Any]:
         """What the answers depend on besides the exam's own settings."""
@@ -311,36 +337,40 @@ class Asked:
 
 
 def evaluate(asked: Annotated[Asked, Bare]) -> int:
-    """Ask questions: benchmarks from a folder, or the held-out ones of the world.
+    """Ask questions: benchmarks from a folder, or the held-out ones of a run or a world.
 
     Name a policy or a run. With --benchmarks and --out: exact match and F1 with 95 % intervals,
     searches and length, beside the papers' rows; every answer is kept, and the same command goes on
-    after an interruption. Without: the held-out questions of the world, asked again where its facts
-    are permuted; a searcher that reads answers from the permuted passages, one that remembers gives
-    the true answers.
+    after an interruption. Without: what the run, or training this policy, holds out, by the budget
+    of training, answered greedily. Questions of the atlas are asked again where its facts are
+    permuted; a searcher that reads answers from the permuted passages, one that remembers gives the
+    true answers.
     """
+    from lldlib.runs.folder import Run
+
     if (asked.run is None) == (asked.policy is None):
         raise ValueError("name what to evaluate: either --run DIR or --policy NAME")
     if asked.run is None and asked.checkpoint is not None:
         raise ValueError("--checkpoint belongs to --run: a policy has no checkpoints")
+    if asked.run is not None and asked.checkpoint is None:  # settled here: the run may go on
+        asked = replace(asked, checkpoint=max(dict(Run(asked.run).checkpoints), default=None))
     if asked.benchmarks is not None:
         return _benchmarks(asked)
     if asked.out is not None or asked.corpus is not None:
         raise ValueError("--out and --corpus belong to benchmarks: name their folder, --benchmarks")
     _one_thread()
-    _print_heldout(*_policy(asked))
+    _print_heldout(_policy(asked), asked.config())
     return 0
 
 
-def _policy(asked: Asked) -> tuple[Any, RolloutConfig]:
+def _policy(asked: Asked) -> Any:
     from lldlib.evaluate.heldout import policy_of
     from lldlib.policy.load import load_as
     from lldlib.runs.folder import Run
 
     if asked.run is None:
-        return load_as(asked.policy, asked.load), train_config("grpo", seed=0).rollout
-    run = Run(asked.run)
-    return policy_of(run, asked.checkpoint), train_config_from(run.config).rollout
+        return load_as(asked.policy, asked.load)
+    return policy_of(Run(asked.run), asked.checkpoint)
 
 
 def _benchmarks(asked: Asked) -> int:
@@ -364,7 +394,7 @@ def _benchmarks(asked: Asked) -> int:
         retriever = open_retriever(asked.retriever, asked.corpus, asked.index)
     else:  # maths is answered without search
         retriever = NoRetriever()
-    exam = Exam(_policy(asked)[0], retriever, asked.exam, asked.out, asked.names())
+    exam = Exam(_policy(asked), retriever, asked.exam, asked.out, asked.names())
     scores, pairs = [], []
     for task, of_task in zip(tasks, questions, strict=True):
         answers = exam.ask(task, of_task, progress=True)
@@ -426,7 +456,7 @@ def diagnose(
     Args:
         logs: files or folders
         out: folder for the page as HTML and the figure
-        json: one JSON object a log
+        json: one JSON object a run
         markdown: a page to paste into a bug report
         map: columns of a home-made log, as reward=COLUMN step=COLUMN
         fail_on: exit with 3 where this verdict or a worse one is found
@@ -445,17 +475,21 @@ def diagnose(
 # -- what they share -------------------------------------------------------------------------------
 
 
-def _print_heldout(policy: Any, rollout: RolloutConfig) -> None:
-    """Print held-out exact match and the permuted-facts control."""
+def _print_heldout(policy: Any, config: TrainConfig) -> None:
+    """Print held-out exact match and, of the atlas's questions, the permuted-facts control."""
     from lldlib.evaluate.heldout import heldout_em, permuted_control
-    from lldlib.world.atlas import World
-    from lldlib.world.environment import fixed_questions
+    from lldlib.world.atlas import World, WorldQuestion
+    from lldlib.world.environment import open_environment
 
-    world = World.load()
-    questions = fixed_questions(world, HELDOUT_QUESTIONS, "heldout")
-    em = heldout_em(policy, world, questions, rollout)
-    control = permuted_control(policy, world, questions, rollout, seed=CONTROL_SEED)
+    environment = open_environment(config)
+    if environment.heldout is None:
+        raise ValueError("nothing was held out of this run: ask benchmarks, --benchmarks and --out")
+    questions = environment.heldout.questions
+    em = heldout_em(policy, environment, config.rollout)
     print(f"held-out exact match                        {em:.3f}  ({len(questions)} questions)")
+    if not all(isinstance(question, WorldQuestion) for question in questions):
+        return  # there are no facts to permute
+    control = permuted_control(policy, World.load(), questions, config.rollout, seed=CONTROL_SEED)
     print(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
     print(f"({control.questions} questions whose answer changed)")
     print(f"on a permuted corpus, against true answers  {control.em_true:.3f}")

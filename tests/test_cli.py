@@ -3,9 +3,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from lldlib.cli import main
 from lldlib.evaluate.heldout import policy_of
+from lldlib.recipes import SHUFFLED, WORLD
 from lldlib.runs.folder import Run, RunWriter
 
 COMMANDS = ["demo", "train", "evaluate", "serve", "report", "sweep", "warmstart", "sft", "fit"]
@@ -33,6 +35,20 @@ def test_every_command_explains_itself(command, capsys):
         main([command, "--help"])
     assert left.value.code == 0
     assert "--out" in capsys.readouterr().out or command in ("serve", "fit")
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_help_says_which_settings_runs_start_from(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for recipe, updates, lr, said in (
+        (WORLD, 64, 4e-4, "the first world, 64 updates a batch, learning rate 4e-4"),
+        (SHUFFLED, 16, 1e-3, "the shuffled atlas, 16 updates, 1e-3"),
+    ):
+        settings = recipe.settings
+        assert said in text and (settings["updates_per_batch"], settings["lr"]) == (updates, lr)
+    assert "half_taught" in text[: text.index("demo's setting")]
 
 
 def test_help_names_the_commands(capsys):
@@ -98,13 +114,31 @@ def test_evaluate_and_report_read_a_run(micro, tmp_path, capsys):
         (["report", "--out", "y"], "no run folders given"),
         (["report", "x", "--out", "y"], "no run folder at x"),
         (["sweep", "--grid", "seed=0", "--out", "y"], "names no method"),
+        (["demo", "--policy", "nosuch", "--out", "y"], "unknown policy 'nosuch': use tiny, half_"),
+        (["train", "--data.train", "x", "--out", "y"], "bm25 searches a file: name it, --corpus"),
+        (["evaluate", "--policy", "tiny", "--load.device", "cuda"], "no device 'cuda' here"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert main(arguments) == 2
     assert message in error_of(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_gpu_is_one_line_and_other_faults_are_not_hidden(monkeypatch, capsys):
+    def fail(kind):
+        def write_report(runs, out):
+            raise kind("tried to allocate 2 GiB\nof 16")
+
+        monkeypatch.setattr("lldlib.show.compare.write_report", write_report)
+        return main(["report", "x", "--out", "y"])
+
+    assert fail(torch.OutOfMemoryError) == 2
+    assert "out of GPU memory: lower --micro-rows or --rollout.problems" in error_of(capsys)
+    with pytest.raises(RuntimeError, match="tried to allocate"):
+        fail(RuntimeError)
 
 
 def test_a_group_of_one_is_refused_before_anything_is_written(micro, tmp_path, capsys):

@@ -8,10 +8,16 @@ from helpers import world
 
 from lldlib.cli import main
 from lldlib.config import RolloutConfig
+from lldlib.evaluate import heldout
 from lldlib.evaluate.exam import slice_of
-from lldlib.evaluate.heldout import heldout_em
+from lldlib.evaluate.heldout import Evaluation, heldout_em
 from lldlib.policy.load import load_policy
+from lldlib.recipes import WORLD, train_config
+from lldlib.retrieval import BM25Retriever
+from lldlib.train.run import TrainingRun
+from lldlib.types import Episode, StopReason
 from lldlib.world.benchmarks import GROUPS, TASKS
+from lldlib.world.environment import RULES, Environment, Split
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,9 @@ def test_the_tiny_searcher_on_its_world_in_the_benchmarks_shape(folder, tmp_path
 
     questions = [q for q in world().questions("heldout") if q.id in {row["id"] for row in rows}]
     rollout = RolloutConfig(max_tokens=160, top_k=1, max_searches=4)
-    em = heldout_em(load_policy("tiny"), world(), slice_of(questions, None), rollout)
+    held = Split(slice_of(questions, None), BM25Retriever(world().passages("all")))
+    environment = Environment.fixed(RULES["qa"], held, held)
+    em = heldout_em(load_policy("tiny"), environment, rollout)
     assert task["score"]["mean"] == pytest.approx(em) and 0 < em <= 1
 
     # without search it knows next to nothing, and the comparison says so on the same questions
@@ -76,7 +84,7 @@ def test_all_tasks_make_both_tables(folder, tmp_path, capsys):
     ("arguments", "message"),
     [
         ([], "name a folder for the predictions: --out DIR"),
-        (["--out", "o"], "--retriever bm25 searches a file"),
+        (["--out", "o"], "bm25 searches a file: name it, --corpus (of train: --data.corpus)"),
         (["--out", "o", "--tasks", "none"], "unknown task 'none'"),
         (["--out", "o", "--corpus", "no.jsonl"], "no.jsonl: no such file"),
         (["--out", "o", "--retriever", "e5"], "unknown retriever 'e5'"),
@@ -95,3 +103,64 @@ def test_bad_input_is_one_line(folder, arguments, message, tmp_path, monkeypatch
 def test_an_out_folder_without_benchmarks_is_refused(capsys):
     assert main(["evaluate", "--policy", "tiny", "--out", "o"]) == 2
     assert "--out and --corpus belong to benchmarks" in capsys.readouterr().err
+
+
+def test_a_run_that_went_on_is_not_answered_from_before(folder, micro, tmp_path, capsys):
+    made = micro | {"checkpoint_every": 1, "eval_every": 0}
+    run = TrainingRun(train_config("grpo", 0, recipe=WORLD, **made), tmp_path / "run")
+    run.step()
+    out = tmp_path / "out"
+    asked = ["--benchmarks", str(folder), "--tasks", "world", "--retriever", "none"]
+    command = ["evaluate", "--run", str(run.out), *asked, "--limit", "2", "--max-tokens", "60"]
+    assert main([*command, "--out", str(out)]) == 0
+    assert json.loads((out / "settings.json").read_text())["checkpoint"] == 1
+    run.step()
+    assert main([*command, "--out", str(out)]) == 2
+    assert "holds answers with checkpoint = 1, not 2" in capsys.readouterr().err
+    assert main([*command, "--out", str(out), "--checkpoint", "1"]) == 0
+
+
+def heldout_lines(capsys, *arguments: str) -> list[str]:
+    assert main(["evaluate", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_run_is_asked_what_it_held_out(folder, micro, tmp_path, capsys):
+    """Its own files; of questions that are no facts of the atlas there is no permuted control."""
+    file, out = str(folder / "world.jsonl"), tmp_path / "run"
+    made = micro | {"train": (file,), "heldout": (file,), "heldout_limit": 3, "retriever": "none"}
+    made |= {"checkpoint_every": 1, "probe_every": 0}
+    TrainingRun(train_config("grpo", 0, recipe=WORLD, **made), out).run()
+    (line,) = heldout_lines(capsys, "--run", str(out))
+    assert line.startswith("held-out exact match  ") and line.endswith("(3 questions)")
+
+    TrainingRun(
+        train_config("grpo", 0, recipe=WORLD, **made | {"heldout": (), "eval_every": 0}),
+        tmp_path / "bare",
+    ).run()
+    assert main(["evaluate", "--run", str(tmp_path / "bare")]) == 2
+    error = capsys.readouterr().err
+    assert "nothing was held out of this run: ask benchmarks" in error and error.count("\n") == 1
+
+
+def test_a_policy_is_asked_in_its_own_world_by_its_own_budget(capsys, monkeypatch):
+    (line,) = heldout_lines(capsys, "--policy", "sparks")
+    assert line.endswith("(100 questions)") and float(line.split()[3]) > 0  # sums, answered
+
+    budgets = []
+
+    def ask(policy, rollout, questions, *, temperature):
+        budgets.append((rollout.config.max_tokens, len(questions)))
+        episodes = [
+            Episode(q, [], StopReason.EOS, None, 0, 0, 0.0, group)
+            for group, q in enumerate(questions)
+        ]
+        return Evaluation(0.0, {}, episodes)
+
+    monkeypatch.setattr(heldout, "ask", ask)
+    assert len(heldout_lines(capsys, "--policy", "half_taught")) == 3
+    assert budgets[0] == (160, 96)  # SHUFFLED; 32 true facts each of 1, 2 and 3 hops
+    assert len(budgets) == 2 and budgets[1][0] == 160
+    budgets.clear()
+    assert len(heldout_lines(capsys, "--policy", "tiny")) == 3
+    assert budgets[0] == (112, 103)

@@ -4,10 +4,27 @@ import json
 
 import pytest
 import torch
-from helpers import character_policy, information, tiny_policy, world, world_questions
+from helpers import (
+    character_policy,
+    character_tokenizer,
+    information,
+    tiny_policy,
+    world,
+    world_questions,
+)
+from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, OPTConfig
 
 from lldlib.config import WarmstartConfig
-from lldlib.policy.load import TAGS, load_policy, save_policy, tiny_model, word_tokenizer
+from lldlib.policy.load import (
+    BUILT_IN,
+    TAGS,
+    LoraSettings,
+    Policy,
+    load_policy,
+    save_policy,
+    tiny_model,
+    word_tokenizer,
+)
 from lldlib.train.supervised import make_tiny
 from lldlib.world.protocol import SEARCH_R1, TINY, search_protocol
 
@@ -100,6 +117,21 @@ def test_a_path_that_does_not_exist_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="cannot load the policy") as error:
         load_policy(str(tmp_path / "nothing"))
     assert "nothing" in one_line(error)
+    assert all(repr(name) in one_line(error) for name in [*BUILT_IN, "smollm2"])
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda", "no device 'cuda' here: PyTorch finds 0 CUDA devices"),
+        ("gpu", "unknown device 'gpu'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_line(device, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=message) as error:
+        load_policy("tiny", device=device)
+    one_line(error)
 
 
 def test_an_empty_folder_is_one_line(tmp_path):
@@ -128,3 +160,40 @@ def test_a_tokenizer_config_without_a_class_still_loads(tmp_path):
     kept = {k: v for k, v in json.loads(path.read_text()).items() if k != "tokenizer_class"}
     path.write_text(json.dumps(kept))
     assert load_policy(str(tmp_path)).tokenizer.eos_token == "<eos>"
+
+
+SMALL = {"vocab_size": len(character_tokenizer()), "hidden_size": 16, "num_attention_heads": 2}
+DROPPING = {  # probabilities that sit in layers, in attributes of modules, in the configuration
+    "layers": GPT2Config(**SMALL, n_layer=2, attn_pdrop=0.5, embd_pdrop=0.5, resid_pdrop=0.5),
+    "attributes": OPTConfig(
+        **SMALL,
+        ffn_dim=32,
+        word_embed_proj_dim=16,
+        num_hidden_layers=2,
+        dropout=0.5,
+        attention_dropout=0.5,
+        layerdrop=0.5,
+    ),
+    "configuration": FalconConfig(
+        **SMALL, num_hidden_layers=2, hidden_dropout=0.5, attention_dropout=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(2, 4)], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("place", DROPPING)
+def test_nothing_drops_out_of_a_model_in_training_mode(place, lora, tmp_path):
+    made = AutoModelForCausalLM.from_config(DROPPING[place], dtype=torch.float32)
+    save_policy(Policy(made, character_tokenizer()), tmp_path)
+    model = load_policy(str(tmp_path), lora=lora).model
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    tokens = torch.arange(2, 14)[None]
+
+    def logp(training: bool) -> torch.Tensor:
+        with torch.no_grad():
+            return model.train(training)(input_ids=tokens).logits.log_softmax(-1)
+
+    assert torch.equal(logp(True), logp(False))
+    assert not torch.equal(made.train()(input_ids=tokens).logits, made(input_ids=tokens).logits)

@@ -49,7 +49,7 @@ FACTORIES = set(
 )
 # factory calls that make a tensor of the CPU, by file and function, and why
 ON_THE_CPU = {
-    ("rollout/loop.py", "run"): "uniform numbers are the same on every device; moved in blocks",
+    ("rollout/loop.py", "_run"): "uniform numbers are the same on every device; moved in blocks",
     ("rollout/batch.py", "collate"): "made of lists; the trainer moves the whole batch",
     ("policy/optimizer.py", "pack"): "a count in a checkpoint",
     ("train/trainer.py", "_update"): "the order of rows is the same on every device",

@@ -216,6 +216,11 @@ def test_bad_input_is_one_line(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run folder at") as error:
         write_report([tmp_path / "nowhere"], tmp_path / "out")
     assert "\n" not in str(error.value)
+    warm = RunWriter.create(tmp_path / "sft", {"policy": "smollm2", "steps": 300}).path
+    with pytest.raises(ValueError, match=r"sft is no GRPO run: its config\.json has no method"):
+        write_report([make_run(tmp_path / "a", batches=1).path, warm], tmp_path / "out")
+    with pytest.raises(ValueError, match="no GRPO run"):
+        summarise(Run(warm))
     assert not (tmp_path / "out").exists()
 
 

@@ -117,8 +117,8 @@ def test_size_chooses_between_memory_and_disk(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "with_corpus", "message"),
     [
-        ("bm25", False, "name it with --corpus"),
-        ("none", True, "belong to --retriever bm25"),
+        ("bm25", False, "name it, --corpus"),
+        ("none", True, "belong to the retriever bm25, not to 'none'"),
         ("dense", False, "unknown retriever 'dense'"),
     ],
 )

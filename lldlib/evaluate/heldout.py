@@ -14,7 +14,7 @@ from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
 from lldlib.types import Episode, Question
 from lldlib.world.atlas import Chain, World, WorldQuestion
-from lldlib.world.environment import RULES
+from lldlib.world.environment import RULES, Environment, Rules, Split
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,9 @@ def policy_of(run: Run, checkpoint: int | None) -> Policy:
     return policy
 
 
-def heldout_em(
-    policy: Policy, world: World, questions: Sequence[Question], rollout: RolloutConfig
-) -> float:
-    """Exact match of greedy answers, 0 to 1, with the passages of the whole world to search."""
-    return _greedy(policy, world, questions, rollout).reward
+def heldout_em(policy: Policy, environment: Environment, rollout: RolloutConfig) -> float:
+    """Exact match of greedy answers to what the environment holds out, 0 to 1."""
+    return _greedy(policy, environment.rules, environment.heldout, rollout).reward
 
 
 def permuted_control(
@@ -125,7 +123,8 @@ def permuted_control(
         if answer is not None and (answer,) != question.answers:
             asked.append(question)
             moved.append(replace(question, answers=(answer,)))
-    result = _greedy(policy, permuted, moved, rollout)
+    split = Split(moved, BM25Retriever(permuted.passages("all")))
+    result = _greedy(policy, RULES["qa"], split, rollout)
     true = [
         RULES["qa"].reward(episode.answer, question.answers)
         for episode, question in zip(result.episodes, asked, strict=True)
@@ -133,12 +132,9 @@ def permuted_control(
     return PermutedControl(len(asked), em_permuted=result.reward, em_true=sum(true) / len(true))
 
 
-def _greedy(
-    policy: Policy, world: World, questions: Sequence[Question], rollout: RolloutConfig
-) -> Evaluation:
-    retriever = BM25Retriever(world.passages("all"))
-    runner = Rollout(policy.tokenizer, RULES["qa"], retriever, rollout)
-    return ask(policy, runner, questions, temperature=0.0)
+def _greedy(policy: Policy, rules: Rules, split: Split, rollout: RolloutConfig) -> Evaluation:
+    runner = Rollout(policy.tokenizer, rules, split.tool, rollout)
+    return ask(policy, runner, split.questions, temperature=0.0)
 
 
 def _follow(world: World, chain: Chain) -> str | None:

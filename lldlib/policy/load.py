@@ -75,13 +75,15 @@ def load_policy(
     device: str = "cpu",
     gradient_checkpointing: bool = False,
 ) -> Policy:
-    """`tiny`, `smollm2`, or a Hugging Face name, a folder or a GGUF file (which is dequantised).
+    """A name of BUILT_IN, `smollm2`, a Hugging Face name, a folder or a GGUF file (dequantised).
 
     `quantize="nf4"` holds linear layers in 4 bits with double quantisation (QLoRA, 2305.14314) and
     computes in `dtype`; such a model trains through `lora` only. Gradient checkpointing acts in
-    training mode. Raises FileNotFoundError where `tiny` was not made or SmolLM2's package is
-    missing, ValueError for what transformers cannot load.
+    training mode, and nothing drops out there. Raises FileNotFoundError where a built-in policy was
+    not made or SmolLM2's package is missing, ValueError for a device that is not there and for what
+    transformers cannot load.
     """
+    _check_device(device)
     path, options = _source(name_or_path)
     try:
         tokenizer = _load_tokenizer(path, options)
@@ -89,11 +91,13 @@ def load_policy(
     except (OSError, ValueError, SafetensorError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"cannot load the policy {path!r} ({reason}): give 'tiny', 'smollm2', a folder with "
-            "weights and tokenizer, or a model name on Hugging Face"
+            f"cannot load the policy {path!r} ({reason}): give "
+            f"{', '.join(map(repr, BUILT_IN))}, 'smollm2', a folder with weights and tokenizer, or "
+            "a model name on Hugging Face"
         ) from error
     if any(getattr(model.config, name, None) not in (None, 1.0) for name in LOGIT_CHANGES):
         raise ValueError(f"{path}: this model scales or caps its logits, which scoring does not")
+    _without_dropout(model)
     if gradient_checkpointing:
         keep_few_activations(model)
     if lora is not None:
@@ -102,6 +106,20 @@ def load_policy(
         model.requires_grad_(False)
     model.eval()
     return Policy(model, tokenizer)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Let training mode compute what evaluation mode does, as the sampler did; changed in place.
+
+    Models keep their probabilities in layers, in attributes of modules, and in the configuration.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for holder in (module, getattr(module, "config", module)):
+            for name, value in list(vars(holder).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(holder, name, 0.0)
 
 
 def keep_few_activations(model: nn.Module) -> None:
@@ -126,6 +144,18 @@ def save_policy(policy: Policy, path: Path) -> None:
     """Write weights (safetensors), configuration and tokenizer."""
     policy.model.save_pretrained(path)
     policy.tokenizer.save_pretrained(path)
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}: use cpu, cuda or cuda:NUMBER") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"no device {name!r} here: PyTorch finds {torch.cuda.device_count()} CUDA devices; use "
+            "cpu, or a machine and a PyTorch that have it"
+        )
 
 
 def _source(name: str) -> tuple[str, dict[str, str]]:

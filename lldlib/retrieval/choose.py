@@ -26,10 +26,12 @@ def open_retriever(name: str, corpus: Path | None, index: Path | None) -> Retrie
     """
     if name == "bm25":
         if corpus is None:
-            raise ValueError("--retriever bm25 searches a file: name it with --corpus")
+            raise ValueError(
+                "the retriever bm25 searches a file: name it, --corpus (of train: --data.corpus)"
+            )
         return open_bm25(corpus, index)
     if corpus is not None or index is not None:
-        raise ValueError(f"--corpus and --index belong to --retriever bm25, not to {name!r}")
+        raise ValueError(f"a corpus and an index belong to the retriever bm25, not to {name!r}")
     if name == "none":
         return NoRetriever()
     if not name.startswith(("http://", "https://")):

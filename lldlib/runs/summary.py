@@ -37,9 +37,9 @@ def arm_labels(runs: Sequence[Run]) -> list[str]:
     """A label per run: its method, and the settings in which runs of that method differ.
 
     A setting that one of them does not hold, because it was recorded before there was one, is no
-    difference.
+    difference. Raises ValueError for a run of another kind than GRPO's.
     """
-    configs = [flat(run.config, UNLIKE) for run in runs]
+    configs = [flat(_config(run), UNLIKE) for run in runs]
     labels = []
     for config in configs:
         peers = [peer for peer in configs if peer["method"] == config["method"]]
@@ -55,9 +55,9 @@ def summarise(run: Run) -> dict[str, Any]:
     Rewards are means over 10 batches (the highest, the last), `collapsed_at` and `alarm_at` are
     batches, held-out EM is the last one and the best one before the collapse, EM at start that
     before any training; sampled as in training, and greedy. The settings that sweeps vary come
-    along.
+    along. Raises ValueError for a run of another kind than GRPO's.
     """
-    config, rewards = run.config, pd.Series(run.series("reward/mean")[1], dtype=float)
+    config, rewards = _config(run), pd.Series(run.series("reward/mean")[1], dtype=float)
     # of whole windows alone; a run that is shorter is averaged whole
     means = rewards.rolling(min(WINDOW, max(1, len(rewards)))).apply(fmean, raw=True).dropna()
     collapse = find_collapse(run.column("reward/mean"))
@@ -86,6 +86,13 @@ def summarise(run: Run) -> dict[str, Any]:
         "updates_per_batch": config["updates_per_batch"],
         "llds_coef": config["loss"]["llds_coef"],
     }
+
+
+def _config(run: Run) -> dict[str, Any]:
+    config = run.config
+    if "method" not in config:
+        raise ValueError(f"{run.path} is no GRPO run: its config.json has no method; leave it out")
+    return config
 
 
 def _last(run: Run, key: str) -> float | None:
