@@ -19,9 +19,11 @@ LATE = "later.jsonl.gz"
 MACHINES = ("avx2", "two threads")  # before the colon in a run's name
 START = ("eval/start_em", "eval/start_em_greedy")
 LAST = 2  # evaluations whose mean is a run's end
+BATCHES = 40
+SCORES = ("eval/heldout_em", "eval/heldout_em_greedy")
 KEYS = {
-    "end, sampled": "eval/heldout_em",
-    "end, greedy": "eval/heldout_em_greedy",
+    "end, sampled": SCORES[0],
+    "end, greedy": SCORES[1],
     "end, one hop more": "eval/further_em",
 }
 
@@ -68,7 +70,7 @@ def late() -> None:
     """The seeds that were run once, at the end: LATE, test half."""
     found: dict[tuple[str, int], list[dict]] = {}
     for given, rows in gathered(LATE):
-        if given.get("exam_half") == "test":
+        if given.get("exam_half") == "test" and len(rows) == BATCHES:
             arm = "grpo_best_rate" if float(given["lr"]) < 1e-3 else given["method"]
             found[arm, int(given["seed"])] = rows
     cells, ends = {}, {arm: [] for arm in ARMS}
@@ -78,7 +80,7 @@ def late() -> None:
         before = [row for row in exams if batch == "-" or row["step"] < int(batch)]
         best = max(row["eval/heldout_em"] for row in before) if before else 0.0
         best = max(best, rows[0]["eval/start_em"])
-        last = [fmean(row[key] for row in exams[-LAST:]) for key in list(KEYS.values())[:2]]
+        last = [fmean(row[key] for row in exams[-LAST:]) for key in SCORES]
         ends[arm].append((seed, last[0], best, batch))
         cells[arm, seed] = " / ".join(f"{x:.2f}" for x in (best, *last)) + f", {batch}"
     print("\nseeds 10 and over, test half: best / end sampled / end greedy, batch of collapse\n")
@@ -90,6 +92,25 @@ def late() -> None:
             continue
         dead = sum(batch != "-" for *_, batch in own)
         print(f"{arm}: end {spread([end for _, end, *_ in own])}, {dead} of {len(own)} collapse")
+
+
+def longer() -> None:
+    """The runs of twice as many batches: what becomes of each, and its ends after 40 and all."""
+    lines = []
+    for given, rows in gathered(LATE):
+        if given.get("exam_half") == "test" and len(rows) == 2 * BATCHES:
+            found = find_collapse([row["reward/mean"] for row in rows])
+            exams = [row for row in rows if "eval/heldout_em" in row]
+            early = [row for row in exams if row["step"] < BATCHES]
+            ends = [
+                " / ".join(f"{fmean(row[key] for row in part[-LAST:]):.2f}" for key in SCORES)
+                for part in (early, exams)
+            ]
+            fate = "-" if found.batch is None else f"{found.batch}{', for good' * found.for_good}"
+            lines.append([given["method"], given["seed"], *ends, fate])
+    print("\ntwice as many batches: end sampled / greedy\n")
+    head = ["arm", "seed", f"after {BATCHES} batches", f"after {2 * BATCHES}", "collapse"]
+    print(markdown_table(head, sorted(lines)))
 
 
 def rounding() -> None:
@@ -152,6 +173,7 @@ def main() -> None:
     ]
     print(alarm_report(watched, AlarmRule()))
     late()
+    longer()
     rounding()
 
 
