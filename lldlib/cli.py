@@ -66,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
 class Named:
     """The flags of train from which the defaults of the others follow."""
 
-    method: str = "grpo"
-    policy: str = "tiny"
+    method: str = TrainConfig.method
+    policy: str = TrainConfig.policy
 
 
 def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
@@ -135,10 +135,10 @@ def train(
 ) -> int:
     """Train one policy into a run folder.
 
-    Where the settings start follows from --method and --policy. tiny: the first world, 64 updates a
-    batch, learning rate 4e-4. half_taught: the demo's setting, the shuffled atlas, 16 updates, 1e-3
-    (the demo stops earlier, --steps 25). sparks: the world of sparks. Any other policy: as the
-    papers train. Interrupted, even by kill -9, it goes on with --resume, and on the CPU gives the
+    Where the settings start follows from --method and --policy. half_taught: the demo's setting,
+    the shuffled atlas, 16 updates a batch, learning rate 1e-3 (the demo stops earlier, --steps 25).
+    sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates a batch, 4e-4.
+    Any other policy: as the papers train. Interrupted, even by kill -9, it goes on with --resume, and on the CPU gives the
     numbers of an unbroken run.
 
     Methods: ALL_METHODS.
@@ -190,9 +190,9 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
 
     python -m lldlib sweep --grid method=grpo,llds seed=0,1,2 lr=2e-4,4e-4 --out runs/sweep
 
-    What the grid does not name is that of tiny in the first world, 64 updates a batch, learning
-    rate 4e-4, for any policy but two: policy=half_taught gives the demo's setting (the shuffled
-    atlas, 16 updates, 1e-3; the demo stops earlier, steps=25), policy=sparks the world of sparks.
+    What the grid does not name is as for half_taught, the demo's setting: the shuffled atlas, 16
+    updates a batch, learning rate 1e-3 (the demo stops earlier, steps=25). policy=sparks gives the
+    world of sparks, any other policy the first world: fixed facts, 64 updates a batch, 4e-4.
 
     Each cell has a folder; unfinished ones are resumed, finished ones skipped. The rows of all
     whole runs are in sweep.json. A setting of LLDS, Lp-Reg, KL-Cov or the KL to the old policy is

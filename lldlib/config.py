@@ -129,7 +129,7 @@ class TrainConfig:
         None  # nats a token that a batch may cost its correct rows: LLDS's lambda follows it
     )
     micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)
-    policy: str = "tiny"  # "tiny", "half_taught", "sparks", "smollm2", or a Hugging Face model
+    policy: str = "half_taught"  # or "sparks", "tiny", "smollm2", or a Hugging Face model
     method: str = "grpo"  # the preset that `loss` came from
     load: LoadConfig = field(default_factory=LoadConfig)
     data: DataConfig = field(default_factory=DataConfig)

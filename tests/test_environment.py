@@ -111,7 +111,7 @@ def test_its_episodes_carry_reward_group_and_masks(echo_config, tmp_path):
 
 
 def test_the_atlas_trains_without_its_held_out_facts():
-    environment = open_environment(train_config("grpo", 0))
+    environment = open_environment(train_config("grpo", 0, "tiny"))
     first, heldout = environment.training(0), environment.heldout
     assert environment.training(7) is first
     hidden = next(f for f in world().facts if f.split == "heldout" and f.relation == "capital")

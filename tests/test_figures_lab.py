@@ -31,7 +31,7 @@ def turned(path, **config) -> Run:
 def test_knobs_are_named_by_what_changed(tmp_path):
     changes = knob_changes(turned(tmp_path / "run"))
     assert changes == [
-        (1, "lr 1e-4, λ 1, gate token"),
+        (1, "lr 1e-4, λ 0.5, gate token"),
         (2, "1 more"),
         (3, "lp_reg, updates 4"),
     ]

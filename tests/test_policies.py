@@ -106,9 +106,9 @@ def one_line(error) -> str:
     return str(error.value)
 
 
-def test_a_missing_tiny_searcher_says_how_to_make_it(tmp_path, monkeypatch):
+def test_a_missing_built_in_searcher_says_where_it_comes_from(tmp_path, monkeypatch):
     monkeypatch.setattr("lldlib.policy.load.data_dir", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match="lldlib warmstart") as error:
+    with pytest.raises(FileNotFoundError, match="git checkout") as error:
         load_policy("tiny")
     one_line(error)
 

@@ -66,9 +66,12 @@ def test_bad_overrides_are_named():
         train_config("ppo", 0)
 
 
-def test_the_built_in_world_and_every_other_policy_have_a_recipe_each():
-    world, paper = train_config("llds", 0), train_config("llds", 0, policy="some/model")
-    assert (world.policy, world.lr, world.rollout.max_tokens) == ("tiny", 4e-4, 112)
+def test_the_built_in_worlds_and_every_other_policy_have_a_recipe_each():
+    atlas, world = train_config("llds", 0), train_config("llds", 0, policy="tiny")
+    paper = train_config("llds", 0, policy="some/model")
+    assert (atlas.policy, atlas.data.world, atlas.lr) == ("half_taught", "shuffled", 1e-3)
+    assert (atlas.loss.llds_coef, atlas.loss.llds_preserve) == (0.5, "positive")
+    assert (world.lr, world.updates_per_batch, world.rollout.max_tokens) == (4e-4, 64, 112)
     assert (world.loss.llds_coef, world.loss.llds_preserve) == (1.0, "positive")
     assert paper.policy == "some/model" and paper.loss == METHODS["llds"]
     assert (paper.loss.llds_coef, paper.loss.llds_preserve) == (0.2, "nonnegative")

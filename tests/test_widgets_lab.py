@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from lldlib.recipes import WORLD, train_config
+from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.lab import LiveLab
 from lldlib.train.run import TrainingRun, describe
@@ -99,7 +99,7 @@ def test_cells_can_do_what_the_buttons_do(lab):
     assert lab.chosen.value == "B" and lab.runs["B"].out.name == "run-branch1"
     assert Run(lab.runs["A"].out).checkpoints[-1][0] == 2
     lab.turn(loss=train_config("llds", 0).loss)
-    assert lab.knobs.parts["llds_coef"].value == WORLD.weights["llds_coef"]
+    assert lab.knobs.parts["llds_coef"].value == SHUFFLED.weights["llds_coef"]
     lab.step()
     assert batches(lab) == {"A": 3, "B": 3}
     assert Run(lab.runs["B"].out).column("reward/mean") == [0.4, 0.4, 0.5]
@@ -154,7 +154,7 @@ def test_a_knob_acts_between_two_batches(lab, monkeypatch):
     asyncio.run(scene())
     run = Run(lab.runs["A"].out)
     (event,) = [e for e in run.events if e["kind"] == "knob"]
-    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == WORLD.weights["llds_coef"]
+    assert event["step"] in (1, 2) and event["loss"]["llds_coef"] == SHUFFLED.weights["llds_coef"]
     rewards = run.column("reward/mean")
     assert rewards[: event["step"]] == [0.4] * event["step"]
     assert set(rewards[event["step"] :]) <= {0.5}
@@ -193,7 +193,7 @@ def test_what_cannot_be_done_is_said(lab):
         await until(lambda: "lr is &lt;0&gt;" in lab.status.value)
 
     asyncio.run(scene())
-    assert lab.knobs.parts["lr"].value == lab.runs["A"].config.lr == 4e-4
+    assert lab.knobs.parts["lr"].value == lab.runs["A"].config.lr == 1e-3
 
 
 def test_a_step_that_fails_stops_the_play_and_is_said(lab, monkeypatch):

@@ -165,7 +165,7 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
         path = str(data_dir() / BUILT_IN[name])
         if not Path(path, "model.safetensors").exists():
             raise FileNotFoundError(
-                f"no searcher in {path}: make it with 'python -m lldlib warmstart'"
+                f"no searcher in {path}: it comes with the project, 'git checkout {path}'"
             )
     elif name == "smollm2":
         path = _smollm2()

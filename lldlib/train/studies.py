@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from lldlib.config import LossConfig
+from lldlib.config import LossConfig, TrainConfig
 from lldlib.files import write_json
 from lldlib.losses import group_advantages, llds_gate, lp_reg_mask
 from lldlib.policy.score import score_sorted
@@ -52,7 +52,7 @@ def demo(
     rate. Writes summary.json (the rows) there; returns the rows, the runs by arm and what went
     wrong, by folder. `overrides` are those of `recipes.train_config`.
     """
-    recipe = built_in(overrides.get("policy", "tiny"))
+    recipe = built_in(overrides.get("policy", TrainConfig.policy))
     arms = {"grpo": {}, "llds": {"method": "llds"}}
     if recipe.best_rate is not None:
         arms["grpo_best_rate"] = {"lr": recipe.best_rate}

@@ -116,7 +116,9 @@ def loop(device: str, seconds: float, small: bool) -> None:
 def _short(out: Path, method: str, load: LoadConfig, small: bool) -> Run:
     """One batch, a checkpoint, and after a new start the second batch."""
     size = 4 if small else 8
-    config = train_config(method, 0, steps=2, problems=size, updates_per_batch=size, load=load)
+    config = train_config(
+        method, 0, "tiny", steps=2, problems=size, updates_per_batch=size, load=load
+    )
     probing = {} if not small else {"probe_every": 0, "eval_every": 0}
     run = TrainingRun(dataclasses.replace(config, checkpoint_every=1, **probing), out)
     run.step()
@@ -330,7 +332,9 @@ def one_tiny_run(device: str, seconds: float, small: bool) -> None:
     """Steps at the collapse setting for as long as there is time, the first left out."""
     until = time.monotonic() + seconds / 2
     sizes = {"problems": 4, "updates_per_batch": 4} if small else {}
-    config = train_config("llds", 0, load=LoadConfig(device=device), probe_every=0, **sizes)
+    config = train_config(
+        "llds", 0, "tiny", load=LoadConfig(device=device), probe_every=0, **sizes
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = TrainingRun(dataclasses.replace(config, eval_every=0, steps=10**6), Path(folder, "r"))
         run.step()
