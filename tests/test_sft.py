@@ -11,7 +11,7 @@ from benchmark_files import write_rows
 from gold_rows import HOTPOT, MUSIQUE
 from helpers import character_tokenizer
 
-from lldlib.config import LoadConfig, SftConfig
+from lldlib.config import LoadConfig, SftConfig, train_config_from
 from lldlib.policy.load import Policy, load_policy, save_policy, tiny_model
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run
@@ -139,6 +139,8 @@ def test_settings_come_back_and_what_fits_nowhere_is_said(folder, file, tmp_path
     settings = config(folder, file, max_tokens=10)
     run = SftRun(settings, tmp_path / "run")
     assert sft_config_from(Run(tmp_path / "run").config) == settings
+    with pytest.raises(ValueError, match="one of sft: what it trained is its folder policy"):
+        train_config_from(Run(tmp_path / "run").config)
     with pytest.raises(ValueError, match="raise max_tokens"):
         run.step()
     with pytest.raises(ValueError, match=r"differs in .*autocast.* another version; begin"):
