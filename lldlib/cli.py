@@ -138,8 +138,8 @@ def train(
     Where the settings start follows from --method and --policy. half_taught: the demo's setting,
     the shuffled atlas, 16 updates a batch, learning rate 1e-3 (the demo stops earlier, --steps 25).
     sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates a batch, 4e-4.
-    Any other policy: as the papers train. Interrupted, even by kill -9, it goes on with --resume, and on the CPU gives the
-    numbers of an unbroken run.
+    Any other policy: as the papers train. Interrupted, even by kill -9, it goes on with --resume,
+    and on the CPU gives the numbers of an unbroken run.
 
     Methods: ALL_METHODS.
 

@@ -313,7 +313,8 @@ def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
         kept = {k: v for k, v in chosen.items() if _applies(k, chosen["method"])}
         used |= kept.keys()
         path = out / cell_name(kept)
-        cells[path] = Cell(path, train_config(**kept, recipe=built_in(kept.get("policy", TrainConfig.policy))))
+        recipe = built_in(kept.get("policy", TrainConfig.policy))
+        cells[path] = Cell(path, train_config(**kept, recipe=recipe))
     if idle := [name for name in names if name not in used]:
         raise ValueError(
             f"no method of the grid has {', '.join(idle)}: add one that has, or drop it"
