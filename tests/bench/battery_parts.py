@@ -332,9 +332,7 @@ def one_tiny_run(device: str, seconds: float, small: bool) -> None:
     """Steps at the collapse setting for as long as there is time, the first left out."""
     until = time.monotonic() + seconds / 2
     sizes = {"problems": 4, "updates_per_batch": 4} if small else {}
-    config = train_config(
-        "llds", 0, "tiny", load=LoadConfig(device=device), probe_every=0, **sizes
-    )
+    config = train_config("llds", 0, "tiny", load=LoadConfig(device=device), probe_every=0, **sizes)
     with tempfile.TemporaryDirectory() as folder:
         run = TrainingRun(dataclasses.replace(config, eval_every=0, steps=10**6), Path(folder, "r"))
         run.step()
