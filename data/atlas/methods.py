@@ -49,6 +49,12 @@ NAMES = {  # by the settings that are no part of SHARED
     "llds_ma": "LLDS-MA",
     "gspo_llds": "GSPO + LLDS",
 }
+WHY = {  # why Lp-Reg falls at the good rate: itself and two controls
+    "lp_reg": "Lp-Reg",
+    "lp_reg,lp_reg_coef=0": "the same without its term",
+    "lp_reg,ratio_cap=none": "the same with GRPO's clip",
+}
+LEARNED = 10  # batches after which the lowest reward is looked for
 
 
 def runs(updates: str = CHOSEN) -> dict[str, dict[float, dict[int, list[dict]]]]:
@@ -58,7 +64,7 @@ def runs(updates: str = CHOSEN) -> dict[str, dict[float, dict[int, list[dict]]]]
         own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"method", UPDATES}]
         name, rate = ",".join([given["method"], *own]), float(given["lr"])
         same = given.get(UPDATES, CHOSEN) == updates
-        if name in NAMES and same and len(rows) == BATCHES:
+        if name in NAMES | WHY and same and len(rows) == BATCHES:
             found[name][rate][int(given["seed"])] = rows
     return found
 
@@ -120,6 +126,18 @@ def paired(found: dict[str, dict[float, dict[int, list[dict]]]], rate: float) ->
     return markdown_table(head, [line for _, line in sorted(lines, reverse=True)])
 
 
+def falls(found: dict[str, dict[float, dict[int, list[dict]]]]) -> str:
+    """Lp-Reg and its two controls at the good rate: the end, the deepest fall, the fate."""
+    lines = []
+    for key, name in WHY.items():
+        seeds = found[key][GOOD]
+        rewards = [[row["reward/mean"] for row in seeds[seed]] for seed in sorted(seeds)]
+        low = [f"{min(own[LEARNED:]):.2f}" for own in rewards]
+        lines.append([name, ends(seeds), " ".join(low), dead(seeds)])
+    head = f"lowest reward after {LEARNED} batches, by seed"
+    return markdown_table([f"at {short(GOOD)}", "end", head, "collapse"], lines)
+
+
 def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
     """A panel a rate that most methods have run at, a line a method, a point a run."""
     shown = [rate for rate in RATES if sum(bool(own[rate]) for own in found.values()) > MOST]
@@ -137,13 +155,14 @@ def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
 
 
 def main() -> None:
-    """The fatal rate, four rates, pairs at the good one, one update a batch; the figure."""
+    """The tables of methods.md, in their order, and the figure."""
     found = runs()
     lines = [["start", start(found["dr_grpo"][FATAL].values()), "-", "-"]]
     lines += [[n, *(f(found[k][FATAL]) for f in (ends, dead, drift))] for k, n in NAMES.items()]
     print(markdown_table(["method", short(FATAL), "collapse", "drift"], lines))
     print(by_rate(found, RATES))
     print(paired(found, GOOD))
+    print(falls(found))
     print(by_rate(runs("1"), ON_POLICY))
     draw(found)
 
