@@ -1,6 +1,7 @@
-"""The first table of controls.md: python data/atlas/controls.py"""
+"""The tables of rewards and gradients changed in controls.md: python data/atlas/controls.py"""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
 
 from collect import gathered
@@ -29,17 +30,19 @@ SHARED = {
     "lr",
     "seed",
 }
+HOT, COOL, BATCHES = "0.001", "0.0002", 40  # rates, and the length of the runs at the cool one
+COINS = list(NAMES)[:4]  # what was run at the cool rate
 EIGHT = ((0, 8), (8, 16), (16, 24), (32, 40))  # batches whose reward is averaged
 
 
-def runs() -> dict[tuple, dict[int, list[dict]]]:
-    """Rows of each control's runs at the hot rate, by seed."""
+def runs(rate: str) -> dict[tuple, dict[int, list[dict]]]:
+    """Rows of each control's runs at a rate, by seed."""
     found = defaultdict(dict)
     for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
         own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"llds_coef"}]
         key = (given["method"], tuple(own))
-        hot = given["lr"] == "0.001" and given.get("llds_coef", "0.5") == "0.5"
-        if key in NAMES and hot:
+        same = given["lr"] == rate and given.get("llds_coef", "0.5") == "0.5"
+        if key in NAMES and same and len(rows) <= BATCHES:
             found[key][int(given["seed"])] = rows
     return found
 
@@ -56,19 +59,25 @@ def lost(rows: list[dict]) -> str:
     return str(hits[0]) if hits else "-"
 
 
-def main() -> None:
+def table(found: dict[tuple, dict[int, list[dict]]], keys: Sequence[tuple], title: str) -> str:
     """A row a run."""
-    lines, found = [], runs()
-    for key, name in NAMES.items():
+    lines = []
+    for key in keys:
         for seed, rows in sorted(found[key].items()):
             ends = [row["eval/heldout_em"] for row in rows if "eval/heldout_em" in row]
             fate = find_collapse([row["reward/mean"] for row in rows]).batch
             cells = [by_eight(rows), lost(rows), f"{ends[-1]:.2f}" if ends else "-"]
             lines.append(
-                [name, str(seed), str(len(rows)), *cells, "-" if fate is None else str(fate)]
+                [NAMES[key], str(seed), str(len(rows)), *cells, "-" if fate is None else str(fate)]
             )
-    head = ["control", "seed", "batches", "true reward, batches 0-7, 8-15, 16-23, 32-39"]
-    print(markdown_table([*head, "first loss", "held out at the end", "collapse"], lines))
+    head = [title, "seed", "batches", "true reward, batches 0-7, 8-15, 16-23, 32-39"]
+    return markdown_table([*head, "first loss", "held out at the end", "collapse"], lines)
+
+
+def main() -> None:
+    """All controls at the hot rate, coins at the cool one."""
+    print(table(runs(HOT), list(NAMES), "control"))
+    print(table(runs(COOL), COINS, "control at 2e-4"))
 
 
 if __name__ == "__main__":
