@@ -196,7 +196,7 @@ class TrainConfig:
 def train_config_from(raw: dict) -> TrainConfig:
     """The TrainConfig of a run folder's config.json; ValueError if of sft or another version."""
     if "files" in raw:
-        raise ValueError("this run is one of sft: what it trained is its folder policy, --policy")
+        raise ValueError("this is a run of sft, not of train: its policy is RUN/policy, for --policy")
     names = {f.name for f in fields(TrainConfig)}
     kept = {k: v for k, v in raw.items() if k in names}
     try:
