@@ -196,7 +196,7 @@ class TrainConfig:
 def train_config_from(raw: dict) -> TrainConfig:
     """The TrainConfig of a run folder's config.json; ValueError if of sft or another version."""
     if "files" in raw:
-        raise ValueError("this is a run of sft, not of train: its policy is RUN/policy, for --policy")
+        raise ValueError("a run of sft, not of train: evaluate it with --policy RUN/policy")
     names = {f.name for f in fields(TrainConfig)}
     kept = {k: v for k, v in raw.items() if k in names}
     try:

@@ -139,7 +139,7 @@ def test_settings_come_back_and_what_fits_nowhere_is_said(folder, file, tmp_path
     settings = config(folder, file, max_tokens=10)
     run = SftRun(settings, tmp_path / "run")
     assert sft_config_from(Run(tmp_path / "run").config) == settings
-    with pytest.raises(ValueError, match="a run of sft, not of train: its policy is RUN/policy"):
+    with pytest.raises(ValueError, match="a run of sft, not of train: evaluate it with --policy"):
         train_config_from(Run(tmp_path / "run").config)
     with pytest.raises(ValueError, match="raise max_tokens"):
         run.step()
