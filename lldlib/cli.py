@@ -27,9 +27,9 @@ from lldlib.config import (
 )
 from lldlib.files import write_json, write_whole
 from lldlib.recipes import METHODS, train_config
+from lldlib.seeds import seed_for
 
 ABOUT = "A search agent whose training by GRPO collapses, and what saves it."
-CONTROL_SEED = 1  # of the permuted facts
 CORES = os.cpu_count() or 1  # processes that keep this machine busy
 QLORA = LoadConfig(quantize="nf4", lora_rank=16, dtype="bfloat16", gradient_checkpointing=True)
 
@@ -489,7 +489,8 @@ def _print_heldout(policy: Any, config: TrainConfig) -> None:
     print(f"held-out exact match                        {em:.3f}  ({len(questions)} questions)")
     if not all(isinstance(question, WorldQuestion) for question in questions):
         return  # there are no facts to permute
-    control = permuted_control(policy, World.load(), questions, config.rollout, seed=CONTROL_SEED)
+    planet = seed_for("control planet", config.seed)
+    control = permuted_control(policy, World.load(), questions, config.rollout, seed=planet)
     print(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
     print(f"({control.questions} questions whose answer changed)")
     print(f"on a permuted corpus, against true answers  {control.em_true:.3f}")

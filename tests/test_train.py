@@ -28,8 +28,9 @@ from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logi
 from lldlib.losses.llds import dual_weight
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
+from lldlib.seeds import seed_for
 from lldlib.train import trainer as train
-from lldlib.train.trainer import DROPPED, FRESH, ORDER, QUESTIONS, SAMPLING, Trainer, draw_seed
+from lldlib.train.trainer import Trainer
 from lldlib.world.environment import RULES
 
 
@@ -79,13 +80,6 @@ def test_equal_seeds_give_equal_bits_and_others_do_not():
     assert not same(one, other)
 
 
-def test_every_draw_has_a_seed_of_its_own():
-    seeds = {draw_seed(s, t, p) for s in range(5) for t in range(50) for p in range(5)}
-    assert len(seeds) == 5 * 50 * 5
-    purposes = (QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH)
-    assert purposes == (0, 1, 2, 3, 4)  # a new one goes at the end
-
-
 def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
     """At 16 updates a batch, generators that count on from a batch's seed run into the next."""
     run = micro_trainer(replace(MICRO, updates_per_batch=16))
@@ -102,8 +96,8 @@ def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
     for _ in range(2):
         run.step()
     assert len(seeded) == len(set(seeded))
-    purposes = (SAMPLING, ORDER, DROPPED)
-    assert seeded == [draw_seed(0, t, p) for t in (1, 2) for p in purposes]
+    purposes = ("sampling", "order", "dropped")
+    assert seeded == [seed_for(p, 0, t) for t in (1, 2) for p in purposes]
     assert len({id(x.generator) for x in seen}) == 2  # one a batch, which runs on in its updates
 
 

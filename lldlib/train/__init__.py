@@ -1,5 +1,5 @@
 """The training loop (`trainer`), one run (`run`), many (`sweep`, `studies`), and warm starts.
 
-May import: files, types, config, recipes, losses, retrieval, world, runs, policy, rollout,
+May import: files, types, config, seeds, recipes, losses, retrieval, world, runs, policy, rollout,
 evaluate.
 """

@@ -23,6 +23,7 @@ from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run, RunWriter
+from lldlib.seeds import seed_for
 from lldlib.train import lessons
 from lldlib.types import Episode
 from lldlib.world import sparks
@@ -152,7 +153,8 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
         """The lessons of an update, on a planet that is made anew every few updates."""
         nonlocal permuted, retriever
         if step % config.steps_per_world == 0:
-            permuted = world.permuted(config.seed * 1_000_003 + step).all_as("train")
+            planet = seed_for("warm-start planet", config.seed, step)
+            permuted = world.permuted(planet).all_as("train")
             retriever = BM25Retriever(permuted.passages("train"))
         questions = permuted.sample_questions(rng, config.batch, "train", config.hop_weights)
         style = PLAIN if step < config.plain_steps else config.demonstrations
@@ -244,7 +246,7 @@ class SftRun(Supervised):
         return metrics
 
     def _draw(self, step: int) -> list[Episode]:
-        rng = random.Random(self.config.seed * 1_000_003 + step)
+        rng = random.Random(seed_for("warm-start rows", self.config.seed, step))
         return [self._draw_one(rng) for _ in range(self.config.batch)]
 
     def _draw_one(self, rng: random.Random) -> Episode:

@@ -41,12 +41,12 @@ from lldlib.policy.score import (
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures as diagnostics
+from lldlib.seeds import seed_for
 from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
 OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef")  # weights of what reads new against old
-QUESTIONS, SAMPLING, ORDER, DROPPED, FRESH, CONTROL = range(6)  # purposes of random draws
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,6 @@ class Prepared:
         """The chosen rows, and Lp-Reg's proxy of the policy that sampled, if its KL is exact."""
         part, full = self.batch.rows(rows), self.old.proxy
         return part, None if full is None else full.at(rows, slice(part.tokens.shape[1]))
-
-
-def draw_seed(seed: int, step: int, purpose: int) -> int:
-    """A seed of its own for every (run, batch, purpose)."""
-    return (seed * 1_000_003 + step) * 8 + purpose
 
 
 class Trainer:
@@ -130,13 +125,13 @@ class Trainer:
 
     def _collect(self) -> tuple[list[Episode], Batch]:
         split = self.environment.training(self.step_index)
-        rng = random.Random(self._seed(QUESTIONS))
+        rng = random.Random(self._seed("questions"))
         self.rollout.tool = split.tool
         questions = rng.sample(split.questions, self.config.rollout.problems)
-        episodes, batch = self._ask(questions, SAMPLING)
+        episodes, batch = self._ask(questions, "sampling")
         return episodes, dataclasses.replace(batch, rewards=self._trained_on(batch.rewards))
 
-    def _ask(self, questions: list[Question], purpose: int) -> tuple[list[Episode], Batch]:
+    def _ask(self, questions: list[Question], purpose: str) -> tuple[list[Episode], Batch]:
         config = self.config.rollout
         episodes = self.rollout.run(
             self.policy.model,
@@ -151,7 +146,7 @@ class Trainer:
         """The rewards, or in a control a fair coin's, or theirs shuffled within each group."""
         if self.config.rewards == "true":
             return rewards
-        generator = torch.Generator().manual_seed(self._seed(CONTROL))
+        generator = torch.Generator().manual_seed(self._seed("control"))
         if self.config.rewards == "coin":
             return torch.randint(2, rewards.shape, generator=generator).to(rewards)
         groups = rewards.view(-1, self.config.rollout.group_size)
@@ -165,7 +160,7 @@ class Trainer:
         if not every or self.step_index % every:
             return None
         questions = [e.question for e in episodes[:: self.config.rollout.group_size]]
-        _, batch = self._ask(questions, FRESH)
+        _, batch = self._ask(questions, "fresh")
         return batch, self._scored(self.policy.model, batch).logp
 
     @torch.no_grad()
@@ -215,8 +210,8 @@ class Trainer:
         """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
         rows = len(prepared.advantages)
         count = min(self.config.updates_per_batch, rows)
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed(ORDER)))
-        draws = torch.Generator().manual_seed(self._seed(DROPPED))
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed("order")))
+        draws = torch.Generator().manual_seed(self._seed("dropped"))
         norms, stats, share = [], [], {}
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
@@ -444,8 +439,8 @@ class Trainer:
         self.llds_weight = state.get("llds_weight", self.config.loss.llds_coef)
         unpack(tensors, self.policy.model, self.optimizer)
 
-    def _seed(self, purpose: int) -> int:
-        return draw_seed(self.config.seed, self.step_index, purpose)
+    def _seed(self, purpose: str) -> int:
+        return seed_for(purpose, self.config.seed, self.step_index)
 
     def _set_lr(self) -> None:
         warm = self.config.warmup_batches

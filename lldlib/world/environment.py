@@ -12,6 +12,7 @@ from pathlib import Path
 from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, DataConfig, Kind, TrainConfig
 from lldlib.retrieval import BM25Retriever, NoRetriever, Retriever
 from lldlib.retrieval.choose import open_retriever
+from lldlib.seeds import seed_for
 from lldlib.types import Question, Watch
 from lldlib.world import sparks as spark_world
 from lldlib.world.answers import exact_match, f1, is_right, need_math_verify
@@ -98,7 +99,7 @@ def shuffled_atlas(config: TrainConfig) -> Environment:
     near, far = (exam_questions(part, data.exam_half) for part in (hops, [max(hops) + 1]))
 
     def training(batch: int) -> Split:
-        seed = config.seed * 1_000_003 + batch
+        seed = seed_for("training planet", config.seed, batch)
         world, rng = planet(seed), random.Random(seed)
         questions = world.sample_questions(rng, PLANET_QUESTIONS, "train", data.hop_weights)
         tool = MissingRetriever(BM25Retriever(world.passages("train")), data.misses, seed)
@@ -123,7 +124,7 @@ def sparks(config: TrainConfig) -> Environment:
         raise ValueError("sums are answered without search: set rollout.max_searches to 0")
 
     def training(batch: int) -> Split:
-        seed = config.seed * 1_000_003 + batch
+        seed = seed_for("sums", config.seed, batch)
         drawn = spark_world.questions(seed, spark_world.KINDS, spark_world.POOL)
         return Split(drawn, NoRetriever())
 
