@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
@@ -26,6 +26,14 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
                     yield where, _object(line, where)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path}: damaged gzip file ({error}); fetch it again") from error
+
+
+def open_text(path: Path | str) -> IO[str]:
+    """A text file (UTF-8, a byte-order mark is skipped), unpacked where its name ends in .gz."""
+    path = Path(path)
+    return (gzip.open if path.suffix == ".gz" else open)(
+        path, "rt", encoding="utf-8-sig", newline=""
+    )
 
 
 def _object(line: bytes, where: str) -> dict:

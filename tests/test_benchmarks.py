@@ -132,8 +132,10 @@ def test_the_hub_loader_reads_a_local_data_set(tmp_path, monkeypatch):
 
 
 def test_without_a_hub_row_or_the_library_it_says_so(monkeypatch):
-    with pytest.raises(ValueError, match="'x' is not on the hub"):
+    with pytest.raises(ValueError, match="the hub has no rows of 'x' to evaluate on"):
         load_from_hub(Task("x", "x", "qa", "x", None))
+    with pytest.raises(ValueError, match="the hub has no rows of 'bamboogle' to train on"):
+        load_from_hub(TASKS["bamboogle"], train=True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="the hub needs datasets"):
         load_from_hub(NQ)
@@ -156,3 +158,12 @@ def test_the_benchmark_folder_holds_all_twelve():
         "minerva": 272,
         "olympiadbench": 675,
     }
+
+
+def test_no_task_trains_on_the_rows_that_it_evaluates_on():
+    both = {name: task for name, task in TASKS.items() if task.train and name != "dapo"}
+    assert set(both) == {"nq", "triviaqa", "hotpotqa", "2wiki", "musique"}
+    for task in both.values():
+        assert task.train.split == "train" != task.hub.split
+        assert task.train.path == task.hub.path and task.train.config == task.hub.config
+    assert not any(TASKS[name].train for name in (*GROUPS["maths"], "popqa", "bamboogle"))

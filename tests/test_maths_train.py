@@ -107,8 +107,9 @@ def test_a_source_is_a_file_or_a_task_of_the_hub(tmp_path, monkeypatch):
     write_rows(tmp_path / "m.jsonl", [{"id": "a", "question": "q", "golden_answers": ["1"]}])
     assert load_source(str(tmp_path / "m.jsonl"), "maths") == [Question("a", "q", ("1",))]
     asked = Question("u-1", "q", ("34",))
-    monkeypatch.setattr(benchmarks, "load_from_hub", lambda task: {"dapo": [asked]}[task.name])
-    assert load_source("hub:dapo", "maths") == [asked]
+    hub = {("dapo", True): [asked]}
+    monkeypatch.setattr(benchmarks, "load_from_hub", lambda task, train: hub[task.name, train])
+    assert load_source("hub:dapo", "maths", train=True) == [asked]
     with pytest.raises(ValueError, match=r"hub:dapo is no qa task: .* hub:nq"):
         load_source("hub:dapo", "qa")
     with pytest.raises(ValueError, match="hub:none is no maths task"):

@@ -92,12 +92,19 @@ def best(scores: np.ndarray, k: int) -> np.ndarray:
 def read_corpus(path: Path | str) -> Iterator[Passage]:
     """Yield the passages of JSONL rows {id, title, text} (gzip where the name ends in .gz).
 
+    Rows {id, contents}, the title's line before the text, are taken too (Search-R1's wiki-18).
+
     Raises FileNotFoundError for a missing file, and ValueError, naming file and line, for a
     malformed line, a missing field or a repeated id; and for a file without passages.
     """
     seen: set[str] = set()
     for where, row in read_jsonl(path):
-        name, title, text = (text_field(row, field, where) for field in ("id", "title", "text"))
+        name = text_field(row, "id", where)
+        if "contents" in row and "text" not in row:  # Search-R1's form: "Title"\ntext
+            title, _, text = text_field(row, "contents", where).partition("\n")
+            title = title.strip().strip('"')
+        else:
+            title, text = (text_field(row, field, where) for field in ("title", "text"))
         if name in seen:
             raise ValueError(f"{where}: id '{name}' is already taken; make ids unique")
         seen.add(name)

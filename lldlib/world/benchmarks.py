@@ -36,10 +36,16 @@ class Task:
     hub: Hub | None
     samples: int = 1  # answers to each question
     temperature: float = 0.0  # 0 is greedy
+    train: Hub | None = None  # rows to train on
 
 
 def _flashrag(config: str, split: str) -> Hub:
     return Hub("RUC-NLPIR/FlashRAG_datasets", config, split, answers="golden_answers")
+
+
+def _both(config: str, split: str) -> dict[str, Hub]:
+    """The rows that are evaluated on and those to train on, of a set that has both."""
+    return {"hub": _flashrag(config, split), "train": _flashrag(config, "train")}
 
 
 _AIME24 = Hub(
@@ -66,19 +72,19 @@ _AIME = {"samples": 16, "temperature": 0.6}  # Lp-Reg, 2510.03222, section 5
 TASKS = {
     task.name: task
     for task in (
-        Task("nq", "NQ", "qa", "nq_open", _flashrag("nq", "test")),
-        Task("triviaqa", "TriviaQA", "qa", "triviaqa", _flashrag("triviaqa", "test")),
+        Task("nq", "NQ", "qa", "nq_open", **_both("nq", "test")),
+        Task("triviaqa", "TriviaQA", "qa", "triviaqa", **_both("triviaqa", "test")),
         Task("popqa", "PopQA", "qa", "popqa", _flashrag("popqa", "test")),
-        Task("hotpotqa", "HotpotQA", "qa", "hotpotqa_dev", _flashrag("hotpotqa", "dev")),
-        Task("2wiki", "2Wiki", "qa", "2wiki_dev", _flashrag("2wikimultihopqa", "dev")),
-        Task("musique", "MuSiQue", "qa", "musique_dev", _flashrag("musique", "dev")),
+        Task("hotpotqa", "HotpotQA", "qa", "hotpotqa_dev", **_both("hotpotqa", "dev")),
+        Task("2wiki", "2Wiki", "qa", "2wiki_dev", **_both("2wikimultihopqa", "dev")),
+        Task("musique", "MuSiQue", "qa", "musique_dev", **_both("musique", "dev")),
         Task("bamboogle", "Bamboogle", "qa", "bamboogle", _flashrag("bamboogle", "test")),
         Task("aime24", "AIME24", "maths", "aime24", _AIME24, **_AIME),
         Task("aime25", "AIME25", "maths", "aime25", _AIME25, **_AIME),
         Task("math500", "MATH500", "maths", "math500", _MATH500),
         Task("minerva", "Minerva", "maths", "minerva_math", _MINERVA),
         Task("olympiadbench", "Olympiad", "maths", "olympiadbench", _OLYMPIAD),
-        Task("dapo", "DAPO-Math-17k", "maths", None, _DAPO),  # for training
+        Task("dapo", "DAPO-Math-17k", "maths", None, _DAPO, train=_DAPO),
     )
 }
 GROUPS = {
@@ -125,15 +131,17 @@ def _paths(folder: Path | str, file: str) -> tuple[Path, Path]:
     return Path(folder, f"{file}.jsonl"), Path(folder, f"{file}.jsonl.gz")
 
 
-def load_from_hub(task: Task) -> list[Question]:
+def load_from_hub(task: Task, *, train: bool = False) -> list[Question]:
     """The questions of a task by the `datasets` library; `hub.path` may be a local folder.
 
-    Raises ValueError for a task without a hub row, without `datasets`, or for a row that is
-    malformed, has no answer or repeats an id.
+    `train` takes the rows to train on, which are never those that are evaluated on. Raises
+    ValueError for a task without such rows, without `datasets`, or for a row that is malformed, has
+    no answer or repeats an id.
     """
-    hub = task.hub
+    hub = task.train if train else task.hub
     if hub is None:
-        raise ValueError(f"'{task.name}' is not on the hub: load it from its folder")
+        what = "train" if train else "evaluate"
+        raise ValueError(f"the hub has no rows of '{task.name}' to {what} on: give a file")
     if importlib.util.find_spec("datasets") is None:
         raise ValueError("the hub needs datasets: pip install -e '.[benchmarks]'")
     from datasets import load_dataset
@@ -142,18 +150,20 @@ def load_from_hub(task: Task) -> list[Question]:
     return to_questions(map_rows(rows, hub), f"{hub.path} {hub.split}")
 
 
-def load_source(source: str, kind: Kind) -> list[Question]:
+def load_source(source: str, kind: Kind, *, train: bool = False) -> list[Question]:
     """The questions of a JSONL file, or of `hub:NAME`, a task of TASKS of this kind.
 
-    Raises ValueError for an unknown task or one of another kind, and what the loaders raise.
+    `train`: to train on, so never the rows of a test. Raises ValueError for an unknown task or one
+    of another kind, and what the loaders raise.
     """
     if not source.startswith("hub:"):
         return load_questions(source)
     task = TASKS.get(source.removeprefix("hub:"))
     if task is None or task.kind != kind:
-        known = ", ".join(f"hub:{task.name}" for task in TASKS.values() if task.kind == kind)
+        able = [t for t in TASKS.values() if t.kind == kind and (t.train if train else t.hub)]
+        known = ", ".join(f"hub:{task.name}" for task in able)
         raise ValueError(f"{source} is no {kind} task: use a JSONL file, or one of {known}")
-    return load_from_hub(task)
+    return load_from_hub(task, train=train)
 
 
 def map_rows(rows: Iterable[Mapping[str, Any]], hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:

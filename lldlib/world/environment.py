@@ -167,7 +167,7 @@ def _files(data: DataConfig, kind: Kind, retriever: str) -> Environment:
     """One tool for training and held-out questions alike."""
     corpus, index = (None if path is None else Path(path) for path in (data.corpus, data.index))
     tool = open_retriever(retriever, corpus, index)
-    train = [question for source in data.train for question in load_source(source, kind)]
+    train = [q for source in data.train for q in load_source(source, kind, train=True)]
     heldout = [
         question
         for source in data.heldout

@@ -1,0 +1,238 @@
+"""Official files into train, held-out and corpus files: cuts of the official forms, made here."""
+
+import gzip
+import json
+
+import pytest
+
+from lldlib.files import read_jsonl
+from lldlib.retrieval.passages import load_corpus
+from lldlib.train.lessons import load_gold_paths
+from lldlib.world.benchmarks import load_questions
+from lldlib.world.prepare import NAMES, SOURCES, part_of, prepare, report
+
+HOTPOT = {
+    "_id": "5a7a",
+    "question": "Who directed the film of 1994?",
+    "answer": "Ann Lee",
+    "type": "bridge",
+    "level": "easy",
+    "supporting_facts": [["The Film", 0], ["Ann Lee", 1]],
+    "context": [
+        ["The Film", ["The Film is of 1994.", " Ann Lee directed it."]],
+        ["Ann Lee", ["Ann Lee is a director.", " She was born in Rome."]],
+        ["Rome", ["Rome is a city."]],
+    ],
+}
+MUSIQUE = {
+    "id": "2hop__1_2",
+    "question": "Where was the director of The Film born?",
+    "answer": "Rome",
+    "answer_aliases": ["Roma"],
+    "answerable": True,
+    "paragraphs": [
+        {"idx": 0, "title": "Oslo", "paragraph_text": "Oslo is cold.", "is_supporting": False},
+        {"idx": 1, "title": "The Film", "paragraph_text": "By Ann Lee.", "is_supporting": True},
+        {"idx": 2, "title": "Ann Lee", "paragraph_text": "Born in Rome.", "is_supporting": True},
+    ],
+    "question_decomposition": [
+        {"id": 1, "question": "The Film >> director", "answer": "Ann Lee"},
+        {"id": 2, "question": "#1 >> place of birth", "answer": "Rome"},
+    ],
+}
+TRIVIA = {
+    "QuestionId": "tc_1",
+    "Question": "Which city lies on the Tiber?",
+    "Answer": {"Value": "Rome", "Aliases": ["Roma", "Rome"], "NormalizedAliases": ["rome"]},
+}
+
+
+def like(row, **changes):
+    return {**row, **changes}
+
+
+def save(path, rows):
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def save_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def rows_of(path):
+    return [row for _, row in read_jsonl(path)]
+
+
+def test_hotpotqa_as_it_is_downloaded(tmp_path):
+    other = like(HOTPOT, _id="b", question="What else?", answer="yes")
+    train = save(tmp_path / "hotpot_train_v1.1.json", [HOTPOT, other, other])
+    dev = save(
+        tmp_path / "hotpot_dev_distractor_v1.json",
+        [like(HOTPOT, _id="c"), like(HOTPOT, _id="d", question="New?", answer="Nobody")],
+    )
+    counts = prepare("hotpotqa", [train, dev], tmp_path / "out")
+    assert (counts.read, counts.repeated, counts.in_heldout) == (5, 1, 1)
+    assert (counts.train, counts.heldout, counts.passages, counts.answered) == (1, 2, 3, 0.5)
+    assert [q.id for q in load_questions(tmp_path / "out/train.jsonl")] == ["b"]
+    (first, _) = rows_of(tmp_path / "out/heldout.jsonl")
+    assert first["golden_answers"] == ["Ann Lee"]
+    assert first["supporting_titles"] == ["The Film", "Ann Lee"]
+    assert first["context"][0] == {
+        "title": "The Film",
+        "text": "The Film is of 1994. Ann Lee directed it.",
+    }
+    assert [p.title for p in load_corpus(tmp_path / "out/corpus.jsonl")] == [
+        *("The Film", "Ann Lee", "Rome")
+    ]
+    path = load_gold_paths(tmp_path / "out/heldout.jsonl")[0]
+    assert [hop.query for hop in path.hops] == ["The Film", "Ann Lee"]
+    told = report("hotpotqa", tmp_path / "out", counts)
+    assert "read 5 rows of 2 files" in told and "50% of the held-out answers" in told
+
+
+def test_columns_of_parquet_files_are_the_same_rows(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    columns = like(
+        HOTPOT,
+        id="5a7a",
+        supporting_facts={"title": ["The Film", "Ann Lee"], "sent_id": [0, 1]},
+        context={
+            "title": [title for title, _ in HOTPOT["context"]],
+            "sentences": [text for _, text in HOTPOT["context"]],
+        },
+    )
+    del columns["_id"]
+    file = tmp_path / "train-00000-of-00001.parquet"
+    write_table(pyarrow.Table.from_pylist([columns, like(columns, id="x", question="B?")]), file)
+    one = prepare("hotpotqa", [file], tmp_path / "one", heldout=1)
+    plain = save(tmp_path / "train.json", [HOTPOT, like(HOTPOT, _id="x", question="B?")])
+    two = prepare("hotpotqa", [plain], tmp_path / "two", heldout=1)
+    assert (one.train, one.heldout, one.passages) == (two.train, two.heldout, two.passages)
+    for name in ("train", "heldout", "corpus"):
+        assert rows_of(tmp_path / f"one/{name}.jsonl") == rows_of(tmp_path / f"two/{name}.jsonl")
+
+
+def test_2wiki_whose_parquet_holds_json(tmp_path):
+    row = like(
+        HOTPOT,
+        context=json.dumps(HOTPOT["context"]),
+        supporting_facts=json.dumps(HOTPOT["supporting_facts"]),
+    )
+    file = save_lines(tmp_path / "train.jsonl", [row, like(row, _id="e", question="B?")])
+    counts = prepare("2wiki", [file], tmp_path / "out", heldout=1)
+    assert (counts.train, counts.heldout, counts.passages) == (1, 1, 3)
+
+
+def test_musique_keeps_its_steps_and_drops_what_cannot_be_answered(tmp_path):
+    lost = like(MUSIQUE, id="2hop__3", question="Lost?", answerable=False)
+    train = save_lines(tmp_path / "musique_ans_v1.0_train.jsonl", [MUSIQUE, lost])
+    dev = save_lines(tmp_path / "musique_ans_v1.0_dev.jsonl", [like(MUSIQUE, question="Dev?")])
+    counts = prepare("musique", [train, dev], tmp_path / "out")
+    assert (counts.without_answer, counts.train, counts.heldout) == (1, 1, 1)
+    (row,) = rows_of(tmp_path / "out/train.jsonl")
+    assert row["golden_answers"] == ["Rome", "Roma"]
+    assert row["supporting_idx"] == [1, 2] and row["type"] == "2hop"
+    (path,) = load_gold_paths(tmp_path / "out/train.jsonl")
+    assert [hop.query for hop in path.hops] == ["The Film director", "Ann Lee place of birth"]
+    assert load_questions(tmp_path / "out/train.jsonl")[0].hops == 2
+
+
+def test_nq_in_its_three_forms(tmp_path):
+    official = {"question": "who wrote it", "answer": ["Ann Lee", "A. Lee"]}
+    flash = {"id": "train_7", "question": "who sang it?", "golden_answers": ["Bo"]}
+    search_r1 = {
+        "question": "who saw it",
+        "reward_model": {"ground_truth": {"target": ["Cy"]}, "style": "rule"},
+    }
+    empty = {"question": "who knows", "answer": []}
+    file = save_lines(tmp_path / "NQ-open.train.jsonl", [official, flash, search_r1, empty])
+    counts = prepare("nq", [file], tmp_path / "out", heldout=1)
+    assert (counts.train, counts.heldout, counts.passages) == (2, 1, 0)
+    assert counts.without_answer == 1 and not (tmp_path / "out/corpus.jsonl").exists()
+    both = load_questions(tmp_path / "out/train.jsonl") + load_questions(
+        tmp_path / "out/heldout.jsonl"
+    )
+    assert {q.text: q.answers for q in both} == {
+        "who wrote it": ("Ann Lee", "A. Lee"),
+        "who sang it?": ("Bo",),
+        "who saw it": ("Cy",),
+    }
+    assert "search needs a corpus" in report("nq", tmp_path / "out", counts)
+
+
+def test_triviaqa_has_its_rows_under_data(tmp_path):
+    rows = [TRIVIA, like(TRIVIA, QuestionId="tc_2", Question="Who?")]
+    file = save(tmp_path / "unfiltered-web-train.json", {"Data": rows, "Domain": "unfiltered"})
+    prepare("triviaqa", [file], tmp_path / "out", heldout=1)
+    both = rows_of(tmp_path / "out/train.jsonl") + rows_of(tmp_path / "out/heldout.jsonl")
+    assert {row["id"] for row in both} == {"tc_1", "tc_2"}
+    assert all(row["golden_answers"] == ["Rome", "Roma"] for row in both)
+
+
+def test_the_two_forms_of_wiki18(tmp_path):
+    lines = [{"id": "0", "contents": '"Rome"\nRome is a city.\nIt is old.'}]
+    packed = tmp_path / "wiki-18.jsonl.gz"
+    packed.write_bytes(gzip.compress(json.dumps(lines[0]).encode()))
+    table = tmp_path / "psgs_w100.tsv"
+    table.write_text('id\ttext\ttitle\n1\t"Oslo is ""cold""."\tOslo\n', encoding="utf-8")
+    counts = prepare("wiki18", [packed, table], tmp_path / "out")
+    assert counts.passages == 2
+    assert rows_of(tmp_path / "out/corpus.jsonl") == [
+        {"id": "0", "text": "Rome is a city.\nIt is old.", "title": "Rome"},
+        {"id": "1", "title": "Oslo", "text": 'Oslo is "cold".'},
+    ]
+    assert load_corpus(packed)[0].title == "Rome"  # a run may also read it as it is
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    file = save_lines(
+        tmp_path / "train.jsonl", [{"question": f"q{i}", "answer": "a"} for i in "ab"]
+    )
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other things"):
+        prepare("nq", [file], out, heldout=1)
+    assert [path.name for path in out.iterdir()] == ["thesis.txt"]
+    for _ in range(2):  # its own may be made again
+        prepare("nq", [file], tmp_path / "own", heldout=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "says"),
+    [
+        ("squad", "train.json", "[]", "unknown data set 'squad': use one of hotpotqa"),
+        ("nq", "answers.jsonl", '{"question": "a", "answer": ["b"]}', "neither train nor dev"),
+        ("hotpotqa", "train.json", "[1]", "want a list of JSON objects"),
+        ("hotpotqa", "train.json", '[{"question": "a", "answer": "b"}]', "row 0: not of HotpotQA"),
+        ("hotpotqa", "train.json", "[", "not JSON"),
+        ("nq", "train.jsonl", '{"question": "a", "answer": ["b"]}', "would be held out"),
+        ("wiki18", "wiki.tsv", "a\tb\n", "want the columns id, text, title"),
+    ],
+)
+def test_what_is_refused(tmp_path, name, file, text, says):
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=says):
+        prepare(name, [tmp_path / file], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_files_it_says_where_they_are(tmp_path):
+    for name in NAMES:
+        with pytest.raises(ValueError, match=r"--from FILES \(.*(from|hub)"):
+            prepare(name, [], tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match=r"nq is NQ-open\.train"):
+        prepare("nq", [tmp_path / "NQ-open.train.jsonl"], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("hotpot_dev_fullwiki_v1.json", "heldout"), ("NQ-open.train.jsonl", "train")],
+)
+def test_a_name_says_which_part_it_is(tmp_path, name, part):
+    assert part_of(tmp_path / name) == part
+    assert set(SOURCES) < set(NAMES)
