@@ -19,7 +19,7 @@ def answering_pays(monkeypatch):
 def trained_on(rewards: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(what the episodes earned, what is trained on) of the first batch, a row per group."""
     trainer = micro_trainer(replace(MICRO, rewards=rewards))
-    episodes, batch = trainer._collect()
+    episodes, batch = trainer.collect()
     earned = torch.tensor([e.reward for e in episodes])
     size = MICRO.rollout.group_size
     return earned.view(-1, size), batch.rewards.view(-1, size)

@@ -24,13 +24,20 @@ from helpers import (
 )
 
 from lldlib.config import LossConfig
-from lldlib.losses import compute_loss, forward_kl, group_advantages, proxy_logits
+from lldlib.losses import (
+    LossInputs,
+    compute_loss,
+    forward_kl,
+    group_advantages,
+    proxy_logits,
+)
 from lldlib.losses.llds import dual_weight
+from lldlib.policy.score import score
 from lldlib.recipes import METHODS
 from lldlib.runs.glossary import describe
 from lldlib.seeds import seed_for
+from lldlib.train import measure
 from lldlib.train import trainer as train
-from lldlib.train.trainer import Trainer
 from lldlib.world.environment import RULES
 
 
@@ -103,7 +110,7 @@ def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
 
 def test_rows_of_a_question_form_its_group():
     run = micro_trainer()
-    episodes, batch = run._collect()
+    episodes, batch = run.collect()
     for start in range(0, 16, 4):
         assert len({e.question.id for e in episodes[start : start + 4]}) == 1
         assert len(set(batch.group[start : start + 4].tolist())) == 1
@@ -115,7 +122,7 @@ def test_rows_of_a_question_form_its_group():
 def test_minibatches_share_out_the_rows(monkeypatch, updates, made):
     run = micro_trainer(replace(MICRO, updates_per_batch=updates))
     run.step_index = 1  # a batch without the measurement of the negative share
-    _, batch = run._collect()
+    _, batch = run.collect()
     seen = spied(monkeypatch)
     run.step()
     assert len(seen) == made
@@ -127,7 +134,7 @@ def test_minibatches_share_out_the_rows(monkeypatch, updates, made):
 def test_old_log_probs_are_those_of_the_policy_that_sampled(monkeypatch):
     run = micro_trainer(replace(MICRO, lr=1e-2))
     run.step_index = 1
-    _, batch = run._collect()
+    _, batch = run.collect()
     seen = spied(monkeypatch)
     run.step()
     assert torch.equal(seen[0].logp, seen[0].old_logp) and not seen[0].old_logp.requires_grad
@@ -142,7 +149,7 @@ def test_old_log_probs_are_those_of_the_policy_that_sampled(monkeypatch):
 def test_each_row_keeps_its_own_advantage(monkeypatch, scale):
     run = micro_trainer(replace(MICRO, loss=replace(BARE, scale_advantage=scale)))
     run.step_index = 1
-    _, batch = run._collect()
+    _, batch = run.collect()
     advantages = group_advantages(batch.rewards, batch.group, scale=scale)
     seen = spied(monkeypatch)
     run.step()
@@ -184,13 +191,13 @@ def test_the_gradient_is_clipped_for_the_update_only(monkeypatch):
 
 def test_llds_is_exactly_nothing_at_the_first_update(monkeypatch):
     """Also where the scores before the update are rounded otherwise than those in it."""
-    scored = train.score_sorted
+    real = train.prepare
 
-    def rounded(*args, **kwargs):
-        scores = scored(*args, **kwargs)
-        return replace(scores, logp=scores.logp + 1e-4)
+    def rounded(*args):
+        prepared = real(*args)
+        return replace(prepared, old=replace(prepared.old, logp=prepared.old.logp + 1e-4))
 
-    monkeypatch.setattr(train, "score_sorted", rounded)
+    monkeypatch.setattr(train, "prepare", rounded)
     once = replace(MICRO, updates_per_batch=1)
     plain, _ = after(once, 3)
     llds, metrics = after(replace(once, loss=replace(BARE, llds_coef=10.0)), 3)
@@ -272,7 +279,7 @@ def test_lp_regs_delta_is_taken_once_over_the_rollout_batch(monkeypatch):
     loss = replace(METHODS["lp_reg"], lp_reg_quantile=0.3)
     run = micro_trainer(replace(MICRO, loss=loss, lr=1e-2))
     run.step_index = 1
-    _, batch = run._collect()
+    _, batch = run.collect()
     seen = spied(monkeypatch)
     run.step()
     assert len(seen) == 3 and len({float(x.low_logp) for x in seen}) == 1
@@ -285,14 +292,15 @@ def test_lp_regs_exact_kl_is_that_of_the_sampling_policys_proxy(monkeypatch):
     """Of both policies' logits at once, as `losses.forward_kl` takes it."""
     loss = replace(METHODS["lp_reg"], lp_reg_kl="exact", lp_reg_quantile=0.5)
     run = micro_trainer(replace(MICRO, loss=loss, lr=1e-2))
-    seen, chosen, models, real = spied(monkeypatch), [], [], run._inputs
+    seen, chosen, models, real = spied(monkeypatch), [], [], train.score
 
-    def noted(prepared, rows, *more):
-        chosen.append(prepared.batch.rows(rows))
-        models.append(copy.deepcopy(run.policy.model))
-        return real(prepared, rows, *more)
+    def noted(model, part, *more, **wanted):
+        chosen.append(part)
+        models.append(copy.deepcopy(model))
+        return real(model, part, *more, **wanted)
 
-    run.step_index, run._inputs = 1, noted
+    monkeypatch.setattr(train, "score", noted)
+    run.step_index = 1
     metrics, _ = run.step()
     assert metrics["lp_reg/value"] > 1e-3 and len(seen) == 3
     for x, part, model in zip(seen, chosen, models, strict=True):
@@ -307,10 +315,11 @@ def test_lp_regs_exact_kl_is_that_of_the_sampling_policys_proxy(monkeypatch):
 def test_nthr_group_by_group_is_nthr_of_the_whole_batch():
     config = replace(MICRO, loss=METHODS["nthr"])
     run = micro_trainer(config)
-    episodes, batch = run._collect()
-    whole = run._prepare(batch, episodes).negative_token_weights
-    run.turn(micro_rows=2)
-    parts = run._prepare(batch, episodes).negative_token_weights
+    _, batch = run.collect()
+    whole, parts = (
+        train.prepare(run.policy.model, run.reference, batch, 0.0, settings).negative_token_weights
+        for settings in (config, replace(config, micro_rows=2))
+    )
     assert torch.allclose(parts, whole) and (whole < 1).any()
 
 
@@ -323,7 +332,7 @@ def test_measuring_the_negative_share_moves_nothing(monkeypatch, name):
     config = replace(MICRO, loss=METHODS[name], lr=1e-2, updates_per_batch=1)
     measured, metrics = after(config)
     assert 0 < metrics["grad/negative_share"] <= 1
-    monkeypatch.setattr(Trainer, "_negative_share", lambda self, prepared: 0.5)
+    monkeypatch.setattr(measure, "negative_share", lambda *args: 0.5)
     assert same(measured, after(config)[0])
 
 
@@ -350,17 +359,11 @@ def test_rollouts_that_are_only_measured_change_nothing_else():
 
 
 def test_fresh_rollouts_are_others_of_the_old_policy_on_the_same_questions(monkeypatch):
-    run = micro_trainer(replace(MICRO, fresh_every=1, lr=1e-2))
-    episodes, batch = run._collect()
-    (fresh, old), seen = run._fresh(episodes), []
-
-    def spy(trainer, batch, logp, trained_on):
-        seen.append((batch, logp))
-        return {}
-
-    monkeypatch.setattr(Trainer, "_fresh_displacement", spy)
+    run, seen = micro_trainer(replace(MICRO, fresh_every=1, lr=1e-2)), []
+    _, batch = run.collect()
+    monkeypatch.setattr(measure, "of_fresh", lambda *args, **kwargs: seen.append(args) or {})
     run.step()
-    assert torch.equal(seen[0][0].tokens, fresh.tokens) and torch.equal(seen[0][1], old)
+    [(_, fresh, old, _)] = seen
     torch.testing.assert_close(old, fresh.sampler_logp, atol=1e-4, rtol=0)
     assert torch.equal(fresh.group, batch.group)
     prompt = min(int(b.action_mask.int().argmax(1).min()) for b in (fresh, batch))
@@ -374,11 +377,13 @@ def test_the_negative_share_is_of_all_rows_before_the_first_update(updates):
     """Held against the gradient of one loss over the whole batch, however small a minibatch is."""
     config = replace(MICRO, loss=BARE, updates_per_batch=updates, lr=1e-2)
     run = micro_trainer(config)
-    episodes, batch = run._collect()
-    x = run._inputs(run._prepare(batch, episodes), torch.arange(16), 0, torch.Generator())
+    _, batch = run.collect()
+    advantages = group_advantages(batch.rewards, batch.group, scale=True)
+    logp = score(run.policy.model, batch, 1.0).logp
     norms = []
-    for kept in (x.advantages.clamp(max=0), x.advantages.clamp(min=0)):
-        loss, _ = compute_loss(BARE, replace(x, advantages=kept))
+    for kept in (advantages.clamp(max=0), advantages.clamp(min=0)):
+        x = LossInputs(logp, logp.detach(), kept, batch.action_mask, batch.answer_mask)
+        loss, _ = compute_loss(BARE, x)
         grads = torch.autograd.grad(loss, run.parameters, retain_graph=True, allow_unused=True)
         norms.append(float(sum(g.square().sum() for g in grads if g is not None) ** 0.5))
     expected = norms[0] / sum(norms)

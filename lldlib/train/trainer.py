@@ -1,4 +1,6 @@
-"""The training loop, readable top to bottom: roll out, score, update several times, measure.
+"""The training loop, readable top to bottom: roll out, score, update several times.
+
+What the updates read is made in `prepare`, and what is measured of them in `measure`.
 
 Randomness is a function of (seed, step, purpose), never a running stream, so a run resumed or
 branched at a step draws what an unbroken one would have drawn.
@@ -6,42 +8,25 @@ branched at a step draws what an unbroken one would have drawn.
 
 import dataclasses
 import logging
-import math
 import random
 import time
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lldlib.config import LossConfig, TrainConfig
-from lldlib.losses import (
-    LossInputs,
-    compute_loss,
-    group_advantages,
-    low_log_prob,
-    needs,
-    nthr_weights,
-)
+from lldlib.losses import LossInputs, compute_loss, needs
 from lldlib.losses.llds import dual_weight
-from lldlib.losses.objective import derived, policy_only
-from lldlib.policy.head import Proxy
-from lldlib.policy.load import Policy, adapters_off, reference_model
+from lldlib.losses.objective import derived
+from lldlib.policy.load import Policy, reference_model
 from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
-from lldlib.policy.score import (
-    ROWS,
-    Scores,
-    backward_through,
-    leaf_scores,
-    next_probability,
-    score,
-    score_sorted,
-)
+from lldlib.policy.score import Scores, backward_through, leaf_scores, score
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
-from lldlib.runs import measures as diagnostics
 from lldlib.seeds import seed_for
+from lldlib.train import measure
+from lldlib.train.prepare import Prepared, prepare, scored
 from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
@@ -49,24 +34,6 @@ GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pa
 OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef")  # weights of what reads new against old
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A rollout batch with all that its updates read and that does not change between them."""
-
-    batch: Batch
-    old: Scores  # of the policy that made the batch
-    advantages: Float[Tensor, " B"]
-    ref_logp: Float[Tensor, "B T"] | None
-    negative_token_weights: Float[Tensor, "B T"] | None
-    low_logp: Float[Tensor, ""] | None
-    mean_valid_searches: float
-
-    def minibatch(self, rows: Int[Tensor, " n"]) -> tuple[Batch, Proxy | None]:
-        """The chosen rows, and Lp-Reg's proxy of the policy that sampled, if its KL is exact."""
-        part, full = self.batch.rows(rows), self.old.proxy
-        return part, None if full is None else full.at(rows, slice(part.tokens.shape[1]))
 
 
 class Trainer:
@@ -104,26 +71,28 @@ class Trainer:
     def step(self) -> tuple[dict[str, float], list[Episode]]:
         """One rollout batch with its updates; returns its metrics (see the glossary), episodes."""
         started = time.perf_counter()
-        episodes, batch = self._collect()
+        episodes, batch = self.collect()
         rolled = time.perf_counter()
-        prepared = self._prepare(batch, episodes)
-        scored = time.perf_counter()
-        fresh = self._fresh(episodes)
+        searches = sum(e.valid_searches for e in episodes) / len(episodes)
+        prepared = prepare(self.policy.model, self.reference, batch, searches, self.config)
+        scored_at = time.perf_counter()
+        metrics, fresh = self._measure_before(prepared, episodes)
         ready = time.perf_counter()
-        metrics = self._update(prepared)
+        metrics |= self._update(prepared)
         updated = time.perf_counter()
-        metrics |= self._measure(prepared, episodes, fresh)
+        metrics |= self._measure_after(prepared, episodes, fresh)
         metrics |= self._follow(metrics["displacement/mixed_token"])
         metrics |= {
             "time/rollout": rolled - started,
-            "time/score": scored - rolled,
+            "time/score": scored_at - rolled,
             "time/update": updated - ready,
             "time/step": time.perf_counter() - started,
         }
         self.step_index += 1
         return metrics, episodes
 
-    def _collect(self) -> tuple[list[Episode], Batch]:
+    def collect(self) -> tuple[list[Episode], Batch]:
+        """The episodes of this batch, and the same as tensors, with the rewards to train on."""
         split = self.environment.training(self.step_index)
         rng = random.Random(self._seed("questions"))
         self.rollout.tool = split.tool
@@ -153,70 +122,15 @@ class Trainer:
         order = torch.rand(groups.shape, generator=generator).argsort(1).to(rewards.device)
         return groups.gather(1, order).flatten()
 
-    @torch.no_grad()
-    def _fresh(self, episodes: list[Episode]) -> tuple[Batch, Float[Tensor, "B T"]] | None:
-        """When due, other rollouts of the same questions, only measured, with their log-probs."""
-        every = self.config.fresh_every
-        if not every or self.step_index % every:
-            return None
-        questions = [e.question for e in episodes[:: self.config.rollout.group_size]]
-        _, batch = self._ask(questions, "fresh")
-        return batch, self._scored(self.policy.model, batch).logp
-
-    @torch.no_grad()
-    def _prepare(self, batch: Batch, episodes: list[Episode]) -> Prepared:
-        """Score the batch under the policy that made it, and what else the objective needs."""
-        config = self.config.loss
-        wanted = needs(config)
-        proxy = config if "proxy_logp" in wanted else None
-        old = self._scored(self.policy.model, batch, entropy=True, proxy=proxy)
-        advantages = group_advantages(batch.rewards, batch.group, scale=config.scale_advantage)
-        if old.proxy is not None:  # Lp-Reg acts on rows of A < 0 alone
-            count = old.proxy.count * (advantages < 0)[:, None]
-            old = dataclasses.replace(old, proxy=dataclasses.replace(old.proxy, count=count))
-        ref_logp = weights = low = None
-        if "low_logp" in wanted:
-            low = low_log_prob(old.logp, batch.action_mask, config.lp_reg_quantile)
-        if "ref_logp" in wanted:
-            with adapters_off(self.reference):
-                ref_logp = self._scored(self.reference, batch).logp
-        if "negative_token_weights" in wanted:
-            weights = self._nthr(batch, advantages)
-        searches = sum(e.valid_searches for e in episodes) / len(episodes)
-        return Prepared(batch, old, advantages, ref_logp, weights, low, searches)
-
-    def _nthr(self, batch: Batch, advantages: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-        """NTHR's factors; where memory is bounded, of one group at a time, which is the least."""
-        temperature = self.config.rollout.temperature
-        parts = batch.group.unique() if self.config.micro_rows else [None]
-        weights = torch.ones(batch.action_mask.shape, device=self.device)
-        for group in parts:
-            rows = torch.arange(len(advantages), device=self.device)
-            if group is not None:
-                rows = rows[batch.group == group]
-            part = batch.rows(rows)
-            inner = score(self.policy.model, part, temperature, internals=True)
-            weights[rows, : part.tokens.shape[1]] = nthr_weights(
-                inner.hidden, inner.errors, advantages[rows], part.group, part.action_mask
-            )
-        return weights
-
-    def _scored(self, model: torch.nn.Module, batch: Batch, **wanted) -> Scores:
-        """Without gradient, and so never more rows at a time than an update may hold."""
-        rows = self.config.micro_rows or ROWS
-        return score_sorted(model, batch, self.config.rollout.temperature, chunk=rows, **wanted)
-
     def _update(self, prepared: Prepared) -> dict[str, float]:
         """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
         rows = len(prepared.advantages)
         count = min(self.config.updates_per_batch, rows)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed("order")))
         draws = torch.Generator().manual_seed(self._seed("dropped"))
-        norms, stats, share = [], [], {}
+        norms, stats = [], []
         self._set_lr()
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
-        if self.step_index % GRAD_SHARE_EVERY == 0:
-            share = {"grad/negative_share": self._negative_share(prepared)}
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number, draws)
             loss, numbers = compute_loss(self.objective, inputs)
@@ -233,7 +147,7 @@ class Trainer:
             "update/skipped": float(self.skipped),
             "update/lr": self.optimizer.param_groups[0]["lr"],
         }
-        return mean | share | norm
+        return mean | norm
 
     @property
     def objective(self) -> LossConfig:
@@ -314,105 +228,48 @@ class Trainer:
         self.optimizer.step()
         return norm
 
-    def _negative_share(self, prepared: Prepared) -> float:
-        """Share of negative-advantage rows in the policy term's gradient: of two norms' sum.
-
-        Over all rows and before the first update, where both policies are one.
-        """
-        batch, old, bare = prepared.batch, prepared.old, policy_only(self.config.loss)
-        norms = []
-        for kept in (prepared.advantages.clamp(max=0), prepared.advantages.clamp(min=0)):
-            inputs = LossInputs(
-                logp=old.logp.clone().requires_grad_(),
-                old_logp=old.logp,
-                advantages=kept,
-                action_mask=batch.action_mask,
-                answer_mask=batch.answer_mask,
-                entropy=old.entropy,
-                negative_token_weights=prepared.negative_token_weights,
-                # of its own: a measurement must not move the draws of the update
-                generator=torch.Generator(),
-            )
-            compute_loss(bare, inputs)[0].backward()
-            norms.append(self._norm_through(batch, inputs.logp))
-        return diagnostics.grad_share(*norms)
-
-    def _norm_through(self, batch: Batch, leaf: Float[Tensor, "B T"]) -> float:
-        """Norm of the weights' gradient that a gradient by log-probs implies; none is left."""
-        rows = leaf.grad.any(1).nonzero()[:, 0]  # the others have no part in it
-        if not len(rows):
-            return 0.0
-        part = batch.rows(rows)
-        # no more at a time than a minibatch has, for which there is memory
-        size = self.config.micro_rows or math.ceil(len(leaf) / self.config.updates_per_batch)
-        chosen = leaf.detach()[rows, : part.tokens.shape[1]]
-        chosen.grad = leaf.grad[rows, : part.tokens.shape[1]]
-        self.optimizer.zero_grad(set_to_none=True)
-        temperature = self.config.rollout.temperature
-        backward_through(self.policy.model, part, Scores(chosen), temperature, size)
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        self.optimizer.zero_grad(set_to_none=True)
-        return float(sum(g.square().sum() for g in grads) ** 0.5)
-
     # -- measurements --------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _measure(
+    def _measure_before(
+        self, prepared: Prepared, episodes: list[Episode]
+    ) -> tuple[dict[str, float], tuple[Batch, Float[Tensor, "B T"]] | None]:
+        """What is due before the updates, and rollouts that are measured again after them.
+
+        Those are of the same questions and not trained on, with their log-probs.
+        """
+        model, config, metrics, fresh = self.policy.model, self.config, {}, None
+        if self._due(config.fresh_every):
+            questions = [e.question for e in episodes[:: config.rollout.group_size]]
+            with torch.no_grad():
+                _, batch = self._ask(questions, "fresh")
+                fresh = batch, scored(model, batch, config).logp
+        if self._due(GRAD_SHARE_EVERY):
+            metrics["grad/negative_share"] = measure.negative_share(model, prepared, config)
+        return metrics, fresh
+
+    def _measure_after(
         self,
         prepared: Prepared,
         episodes: list[Episode],
         fresh: tuple[Batch, Float[Tensor, "B T"]] | None,
     ) -> dict[str, float]:
-        batch, scores = prepared.batch, prepared.old
-        new = self._scored(self.policy.model, batch).logp
-        mask, loss = batch.action_mask, self.config.loss
-        std = batch.rewards.view(-1, self.config.rollout.group_size).std(1)
-        row = {
-            "reward/mean": float(torch.tensor([e.reward for e in episodes], device="cpu").mean()),
-            "reward/std": float(std.mean()),
-            "reward/mixed_groups": float((std > 0).float().mean()),
-            "policy/entropy": diagnostics.mean_logp(scores.entropy, mask),
-        }
-        row |= diagnostics.likelihood(scores.logp, batch.rewards, mask)
-        row |= diagnostics.official_likelihood(scores.logp, prepared.advantages, mask)
-        row |= diagnostics.displacement(scores.logp, new, batch.rewards, mask)
-        row |= diagnostics.token_displacement(scores.logp, new, prepared.advantages, mask)
+        model, config = self.policy.model, self.config
+        row = measure.of_batch(model, prepared, episodes, config)
         if fresh is not None:
-            row |= self._fresh_displacement(*fresh, row["displacement/mixed_token"])
-        row |= diagnostics.low_probability(
-            scores.logp, scores.proxy_logp, prepared.advantages, mask, loss.lp_reg_quantile
-        )
-        row |= diagnostics.sampler_gap(batch.sampler_logp, scores.logp, mask)
-        row |= diagnostics.episode_stats(episodes)
-        every = self.config.probe_every
-        if self.probe is not None and every and self.step_index % every == 0:
+            trained_on = row["displacement/mixed_token"]
+            row |= measure.of_fresh(model, *fresh, config, trained_on=trained_on)
+        if self.probe is not None and self._due(config.probe_every):
             row |= self.probe_metrics()
-        return row | self._watched()
+        watches, encode = self.environment.watches, self.rollout.text.encode
+        return row | measure.of_words(model, watches, encode, config.rollout.temperature)
 
-    def _watched(self) -> dict[str, float]:
-        """After the updates, how probable the words are that the environment watches."""
-        encode, temperature = self.rollout.text.encode, self.config.rollout.temperature
-        found = {}
-        for name, watch in self.environment.watches.items():
-            rows = [encode(text) for text in watch.texts]
-            tokens = [token for word in watch.words for token in encode(word)]
-            found[f"watch/{name}"] = next_probability(self.policy.model, rows, tokens, temperature)
-        return found
-
-    def _fresh_displacement(
-        self, batch: Batch, old: Float[Tensor, "B T"], trained_on: float
-    ) -> dict[str, float]:
-        new = self._scored(self.policy.model, batch).logp
-        advantages = group_advantages(batch.rewards, batch.group, scale=False)
-        return diagnostics.fresh_displacement(
-            old, new, batch.rewards, advantages, batch.action_mask, trained_on=trained_on
-        )
-
-    @torch.no_grad()
     def probe_metrics(self) -> dict[str, float]:
         """The fixed probe set of correct trajectories, scored under the current policy."""
-        logp = self._scored(self.policy.model, self.probe).logp
-        return diagnostics.probe_report(logp, self.probe.action_mask, self.probe.span)
+        return measure.of_probe(self.policy.model, self.probe, self.config)
+
+    def _due(self, every: int) -> bool:
+        """Whether this batch is one of every so many; 0 = never."""
+        return every > 0 and self.step_index % every == 0
 
     # -- knobs, checkpoints --------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class TimedTrainer(Trainer):
 
     def roll_out(self) -> tuple[list[Episode], Batch]:
         """One rollout batch, with its seconds in `rolling`."""
-        self.rolling, result = timed(super()._collect)
+        self.rolling, result = timed(super().collect)
         return result
 
     def timed_step(self) -> tuple[float, list[Episode]]:
@@ -37,17 +37,15 @@ class TimedTrainer(Trainer):
         seconds, (_, episodes) = timed(self.step)
         return seconds - self.measuring, episodes
 
-    def _collect(self) -> tuple[list[Episode], Batch]:
+    def collect(self) -> tuple[list[Episode], Batch]:
+        """What was handed, or else a rollout."""
         return self.handed or self.roll_out()
 
-    def _measure(self, *args) -> dict[str, float]:
-        return self._apart(super()._measure, *args)
+    def _measure_before(self, *args) -> tuple[dict[str, float], tuple[Batch, Tensor] | None]:
+        return self._apart(super()._measure_before, *args)
 
-    def _fresh(self, *args) -> tuple[Batch, Tensor] | None:
-        return self._apart(super()._fresh, *args)
-
-    def _negative_share(self, *args) -> float:
-        return self._apart(super()._negative_share, *args)
+    def _measure_after(self, *args) -> dict[str, float]:
+        return self._apart(super()._measure_after, *args)
 
     def _apart(self, measurement, *args):
         seconds, result = timed(lambda: measurement(*args))

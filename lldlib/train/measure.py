@@ -1,0 +1,130 @@
+"""What is measured of a batch and its updates: nothing here moves a weight or a draw."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lldlib.config import TrainConfig
+from lldlib.losses import LossInputs, compute_loss, group_advantages
+from lldlib.losses.objective import policy_only
+from lldlib.policy.optimizer import trainable
+from lldlib.policy.score import Scores, backward_through, next_probability
+from lldlib.runs import measures
+from lldlib.train.prepare import Prepared, scored
+from lldlib.types import Batch, Episode, Watch
+
+# -- before the updates --------------------------------------------------------------------------
+
+
+def negative_share(model: nn.Module, prepared: Prepared, config: TrainConfig) -> float:
+    """Share of negative-advantage rows in the policy term's gradient: of two norms' sum.
+
+    Over all rows, where old and new policy are one.
+    """
+    batch, old, bare = prepared.batch, prepared.old, policy_only(config.loss)
+    norms = []
+    for kept in (prepared.advantages.clamp(max=0), prepared.advantages.clamp(min=0)):
+        inputs = LossInputs(
+            logp=old.logp.clone().requires_grad_(),
+            old_logp=old.logp,
+            advantages=kept,
+            action_mask=batch.action_mask,
+            answer_mask=batch.answer_mask,
+            entropy=old.entropy,
+            negative_token_weights=prepared.negative_token_weights,
+            generator=torch.Generator(),  # of its own: that of the updates stays as it is
+        )
+        compute_loss(bare, inputs)[0].backward()
+        norms.append(_norm_through(model, batch, inputs.logp, config))
+    return measures.grad_share(*norms)
+
+
+def _norm_through(
+    model: nn.Module, batch: Batch, leaf: Float[Tensor, "B T"], config: TrainConfig
+) -> float:
+    """Norm of the weights' gradient that a gradient by log-probs implies; none is left."""
+    rows = leaf.grad.any(1).nonzero()[:, 0]  # the others have no part in it
+    if not len(rows):
+        return 0.0
+    part = batch.rows(rows)
+    # no more at a time than a minibatch has, for which there is memory
+    size = config.micro_rows or math.ceil(len(leaf) / config.updates_per_batch)
+    chosen = leaf.detach()[rows, : part.tokens.shape[1]]
+    chosen.grad = leaf.grad[rows, : part.tokens.shape[1]]
+    model.zero_grad(set_to_none=True)
+    model.train()  # where gradient checkpointing acts; nothing drops out
+    backward_through(model, part, Scores(chosen), config.rollout.temperature, size)
+    model.eval()
+    grads = [p.grad for p in trainable(model).values() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return float(sum(g.square().sum() for g in grads) ** 0.5)
+
+
+# -- after them ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def of_batch(
+    model: nn.Module, prepared: Prepared, episodes: Sequence[Episode], config: TrainConfig
+) -> dict[str, float]:
+    """What a batch earned and how likely it was, and what its updates did to it."""
+    batch, scores, advantages = prepared.batch, prepared.old, prepared.advantages
+    new, mask = scored(model, batch, config).logp, batch.action_mask
+    std = batch.rewards.view(-1, config.rollout.group_size).std(1)
+    return {
+        "reward/mean": float(torch.tensor([e.reward for e in episodes], device="cpu").mean()),
+        "reward/std": float(std.mean()),
+        "reward/mixed_groups": float((std > 0).float().mean()),
+        "policy/entropy": measures.mean_logp(scores.entropy, mask),
+        **measures.likelihood(scores.logp, batch.rewards, mask),
+        **measures.official_likelihood(scores.logp, advantages, mask),
+        **measures.displacement(scores.logp, new, batch.rewards, mask),
+        **measures.token_displacement(scores.logp, new, advantages, mask),
+        **measures.low_probability(
+            scores.logp, scores.proxy_logp, advantages, mask, config.loss.lp_reg_quantile
+        ),
+        **measures.sampler_gap(batch.sampler_logp, scores.logp, mask),
+        **measures.episode_stats(episodes),
+    }
+
+
+@torch.no_grad()
+def of_fresh(
+    model: nn.Module,
+    batch: Batch,
+    old_logp: Float[Tensor, "B T"],
+    config: TrainConfig,
+    *,
+    trained_on: float,
+) -> dict[str, float]:
+    """What the updates did to rollouts of the old policy that were not trained on."""
+    new = scored(model, batch, config).logp
+    advantages = group_advantages(batch.rewards, batch.group, scale=False)
+    return measures.fresh_displacement(
+        old_logp, new, batch.rewards, advantages, batch.action_mask, trained_on=trained_on
+    )
+
+
+@torch.no_grad()
+def of_probe(model: nn.Module, probe: Batch, config: TrainConfig) -> dict[str, float]:
+    """The fixed probe set of correct trajectories, scored under the current policy."""
+    logp = scored(model, probe, config).logp
+    return measures.probe_report(logp, probe.action_mask, probe.span)
+
+
+def of_words(
+    model: nn.Module,
+    watches: Mapping[str, Watch],
+    encode: Callable[[str], list[int]],
+    temperature: float,
+) -> dict[str, float]:
+    """How probable the words are that the environment watches."""
+    found = {}
+    for name, watch in watches.items():
+        rows = [encode(text) for text in watch.texts]
+        tokens = [token for word in watch.words for token in encode(word)]
+        found[f"watch/{name}"] = next_probability(model, rows, tokens, temperature)
+    return found
