@@ -9,9 +9,10 @@ from helpers import ScriptedModel, retriever, tiny_policy, world, world_question
 from torch import nn
 
 from lldlib.config import DemonstrationConfig, RolloutConfig, WarmstartConfig
+from lldlib.policy.optimizer import Schedule
 from lldlib.rollout.loop import Rollout, TokenText
 from lldlib.train.lessons import FILLER, atlas_lesson, filler, lesson_episode
-from lldlib.train.supervised import Rate, Supervised, warm_start
+from lldlib.train.supervised import Supervised, warm_start
 from lldlib.types import Episode
 from lldlib.world.answers import exact_match
 from lldlib.world.environment import RULES
@@ -132,14 +133,14 @@ def test_the_loss_is_over_the_policys_tokens_only():
         found = nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")[own[1:]]
         total, nats = total + len(found), nats + found.sum().item()
     for rows in (None, 2):
-        loop = Supervised(policy, Rate(0.0, 1, 1), lambda step: shown, rows=rows)
+        loop = Supervised(policy, Schedule(0.0, 1), lambda step: shown, rows=rows)
         metrics = loop.step()
         assert metrics["sft/loss"] == pytest.approx(nats / total, rel=1e-5)
         assert metrics["sft/tokens"] == total
 
 
 def test_the_rate_rises_and_falls_in_lines():
-    rate = Rate(0.8, steps=8, warmup=2, floor=0.25)
+    rate = Schedule(0.8, warmup=2, steps=8, floor=0.25)
     found = [rate.at(step) for step in (0, 1, 4, 6, 7)]
     assert found == pytest.approx([0.4, 0.7, 0.4, 0.2, 0.2])
 
@@ -155,7 +156,7 @@ def test_the_warm_start_trains_and_its_seed_sets_the_weights():
     start = warm_start(world(), replace(MICRO, steps=0), progress=False)
     shown = demonstrations(one, 10)
     losses = [
-        Supervised(p, Rate(0.0, 1, 1), lambda step: shown).step()["sft/loss"] for p in (one, start)
+        Supervised(p, Schedule(0.0, 1), lambda step: shown).step()["sft/loss"] for p in (one, start)
     ]
     assert losses[0] < losses[1]
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):

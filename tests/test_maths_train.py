@@ -13,13 +13,14 @@ from helpers import play
 from lldlib.cli import main
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
 from lldlib.policy.load import EOS, Policy, save_policy, tiny_model, word_tokenizer
+from lldlib.policy.optimizer import Schedule
 from lldlib.retrieval import NoRetriever
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Run
 from lldlib.train import setup as setting
 from lldlib.train.lessons import lesson_episode
 from lldlib.train.run import TrainingRun
-from lldlib.train.supervised import Rate, Supervised
+from lldlib.train.supervised import Supervised
 from lldlib.types import Episode, Question, StopReason
 from lldlib.world import benchmarks
 from lldlib.world.answers import is_right
@@ -47,7 +48,7 @@ def digit_guesser(steps: int) -> Policy:
             for q in rng.choices(DIGITS, k=16)
         ]
 
-    return Supervised(policy, Rate(1e-2, steps, warmup=20), draw).run(progress=False)
+    return Supervised(policy, Schedule(1e-2, 20, steps), draw).run(progress=False)
 
 
 # -- what an episode answers and earns -----------------------------------------------------------

@@ -1,10 +1,34 @@
-"""The optimiser, and what a checkpoint holds: trainable weights and AdamW's state by name."""
+"""The optimiser, its rate, and a checkpoint's content: weights and AdamW's state by name."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 EPSILON = 1e-8  # AdamW's, as PyTorch has it
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate: a linear warm-up to `lr`; with `steps` also a linear decay from the start."""
+
+    lr: float
+    warmup: int  # steps until it is reached
+    steps: int | None = None  # at which the decay would be at 0; None: constant after the warm-up
+    floor: float = 0.0  # share of `lr` under which the decay does not go
+
+    def at(self, step: int) -> float:
+        """The rate of step 0, 1, ...; unlike the schedulers of transformers, never 0 at step 0."""
+        rising = min(1.0, (step + 1) / max(1, self.warmup))
+        falling = 1.0 if self.steps is None else max(self.floor, 1 - step / self.steps)
+        return self.lr * (rising * falling)
+
+
+def adjust(optimizer: torch.optim.Optimizer, **settings) -> None:
+    """Change settings of the updates to come, such as `lr` and `betas`."""
+    for group in optimizer.param_groups:
+        group.update(settings)
 
 
 def make_optimizer(

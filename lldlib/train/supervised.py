@@ -7,7 +7,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lldlib.config import DemonstrationConfig, LoadConfig, SftConfig, WarmstartConfig
 from lldlib.policy.load import Policy, load_as, save_policy, tiny_model, word_tokenizer
-from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
+from lldlib.policy.optimizer import Schedule, adjust, make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
 from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.batch import collate
@@ -37,28 +37,13 @@ PLAIN = DemonstrationConfig(
 )
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Learning rate: a linear warm-up, then a linear decay to the share `floor`."""
-
-    lr: float
-    steps: int
-    warmup: int
-    floor: float = 0.0
-
-    def at(self, step: int) -> float:
-        """The learning rate of update `step`."""
-        rising = min(1.0, (step + 1) / max(1, self.warmup))
-        return self.lr * (rising * max(self.floor, 1 - step / self.steps))
-
-
 class Supervised:
     """AdamW on -mean log pi over the policy's tokens of the episodes that `draw(step)` gives."""
 
     def __init__(
         self,
         policy: Policy,
-        rate: Rate,
+        rate: Schedule,
         draw: Callable[[int], list[Episode]],
         *,
         weight_decay: float = 0.0,
@@ -74,8 +59,7 @@ class Supervised:
     def step(self) -> dict[str, float]:
         """One optimiser update; returns its metrics."""
         started = time.perf_counter()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate.at(self.step_index)
+        adjust(self.optimizer, lr=self.rate.at(self.step_index))
         self.optimizer.zero_grad(set_to_none=True)
         loss, tokens = self._backward(self.draw(self.step_index))
         parameters = list(trainable(self.policy.model).values())
@@ -165,7 +149,7 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
             for q in questions
         ]
 
-    rate = Rate(config.lr, config.steps, config.warmup, floor=0.05)
+    rate = Schedule(config.lr, config.warmup, config.steps, floor=0.05)
     return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
 
 
@@ -182,7 +166,7 @@ def sparks_policy(config: lessons.SparksConfig, *, progress: bool = True) -> Pol
             for q in asked
         ]
 
-    rate = Rate(config.lr, config.steps, warmup=20, floor=0.02)
+    rate = Schedule(config.lr, 20, config.steps, floor=0.02)
     return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
 
 
@@ -204,7 +188,7 @@ class SftRun(Supervised):
         self.files = [lessons.load_gold_paths(file) for file in config.files]
         super().__init__(
             load_as(config.policy, config.load),
-            Rate(config.lr, config.steps, config.warmup),
+            Schedule(config.lr, config.warmup, config.steps),
             self._draw,
             grad_clip=config.grad_clip,
             rows=config.rows,

@@ -20,7 +20,7 @@ from lldlib.losses import LossInputs, compute_loss, needs
 from lldlib.losses.llds import dual_weight
 from lldlib.losses.objective import derived
 from lldlib.policy.load import Policy, reference_model
-from lldlib.policy.optimizer import make_optimizer, pack, trainable, unpack
+from lldlib.policy.optimizer import Schedule, adjust, make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import Scores, backward_through, leaf_scores, score
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
@@ -129,7 +129,8 @@ class Trainer:
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed("order")))
         draws = torch.Generator().manual_seed(self._seed("dropped"))
         norms, stats = [], []
-        self._set_lr()
+        rate = Schedule(self.config.lr, self.config.warmup_batches).at(self.step_index)
+        adjust(self.optimizer, lr=rate, betas=self.config.betas)
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
             inputs = self._inputs(prepared, chosen, number, draws)
@@ -145,7 +146,7 @@ class Trainer:
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
             "update/skipped": float(self.skipped),
-            "update/lr": self.optimizer.param_groups[0]["lr"],
+            "update/lr": rate,
         }
         return mean | norm
 
@@ -298,9 +299,3 @@ class Trainer:
 
     def _seed(self, purpose: str) -> int:
         return seed_for(purpose, self.config.seed, self.step_index)
-
-    def _set_lr(self) -> None:
-        warm = self.config.warmup_batches
-        scale = min(1.0, (self.step_index + 1) / warm) if warm else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"], group["betas"] = self.config.lr * scale, self.config.betas
