@@ -121,6 +121,16 @@ def test_lp_reg_mask_of_the_code_ranks_negative_tokens():
     assert selected(0.4, "code", proxy=ln(PI) - 0.1) == []  # only where logp < proxy_logp
 
 
+def test_lp_reg_mask_of_the_code_takes_as_many_of_equal_tokens():
+    """Half of ten equal tokens are five, as in the official top-k."""
+    ten = torch.full((2, 5), 0.1).log()
+    every = torch.ones(2, 5, dtype=torch.bool)
+    on = losses.lp_reg_mask(
+        ten, ten + 0.1, tensor([-1.0, -1.0]), every, quantile=0.5, selection="code"
+    )
+    assert on.tolist() == [[YES] * 5, [NO] * 5]
+
+
 def test_lp_reg_mask_of_few_tokens_and_bad_quantile():
     one = tensor([[YES, NO]])
     rows = tensor([-1.0])

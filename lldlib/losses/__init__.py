@@ -3,14 +3,9 @@
 No models, no sampling and no state here. May import: config.
 """
 
-from lldlib.losses.entropy import (
-    clip_cov_mask,
-    entropy_bonus,
-    kl_cov_penalty,
-    kl_to_reference,
-    token_covariance,
-    top_entropy_mask,
-)
+from lldlib.losses.entropy import entropy_bonus
+from lldlib.losses.kl import kl_to_reference
+from lldlib.losses.kl_cov import kl_cov_penalty, token_covariance
 from lldlib.losses.llds import (
     answer_weight_schedule,
     llds_gate,
@@ -26,16 +21,15 @@ from lldlib.losses.lp_reg import (
     proxy_log_prob,
     proxy_logits,
 )
+from lldlib.losses.masks import clip_cov_mask, top_entropy_mask
+from lldlib.losses.nthr import nthr_scores, nthr_weights, prediction_error
 from lldlib.losses.objective import TERMS, compute_loss, needs, regularizers
 from lldlib.losses.policy_gradient import (
     clipped_tokens,
     group_advantages,
     importance_ratio,
     mixed_group_share,
-    nthr_scores,
-    nthr_weights,
     policy_gradient,
-    prediction_error,
 )
 from lldlib.losses.term import Counts, LossInputs, Metric, Term, action_ids, aggregate
 

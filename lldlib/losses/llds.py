@@ -17,8 +17,8 @@ from lldlib.losses.term import (
     Metric,
     Number,
     RowOrToken,
-    Stats,
     Term,
+    Value,
     action_ids,
     aggregate,
     keep,
@@ -183,9 +183,7 @@ def dual_weight(weight: float, moved: float, target: float) -> float:
 # -- the term ------------------------------------------------------------------------------------
 
 
-def _value(
-    config: LossConfig, x: LossInputs, counts: Counts | None
-) -> tuple[Float[Tensor, ""], Stats]:
+def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
     """Always a token mean, over the tokens that `config.llds_normalizer` names."""
     weight = 1.0
     if config.llds_answer != "none":
@@ -220,7 +218,7 @@ LLDS = Term(
         ),
         "llds/open_gate_share": Metric(
             "LLDS open gates",
-            "tokens behind an open gate / tokens of responses of advantage >= 0, mean over updates",
+            "tokens behind an open gate / tokens of the rows that LLDS keeps, mean over updates",
             SHARE,
             "well under 1; near 1 the policy term fights the regularizer all over",
         ),

@@ -19,14 +19,16 @@ from lldlib.losses.term import (
     Metric,
     Number,
     RowOrToken,
-    Stats,
     Term,
+    Value,
     action_mean,
+    check_share,
     keep,
     log_ratio,
     logged_mean,
     per_token,
     rounded_up,
+    smallest,
     token_share,
 )
 
@@ -141,11 +143,12 @@ def lp_reg_mask(
 
     "paper": pi < delta (2510.03222v2 Eq. 6), where ln delta = `low_logp`, the rollout batch's
     `low_log_prob`; without it the tokens given are taken for the whole rollout batch.
-    "code": the int(n * quantile) least likely of the n tokens with A < 0 (none if fewer than two),
-    and only where logp < proxy_logp; the official code takes them of a micro-batch, so of what is
-    given, and `low_logp` is not read. Raises ValueError on a quantile outside (0, 1].
+    "code": the int(n * quantile) least likely of the n tokens with A < 0, of equal ones the first
+    (none if fewer than two), and only where logp < proxy_logp; the official code takes them of a
+    micro-batch, so of what is given, and `low_logp` is not read. Raises ValueError on a quantile
+    outside (0, 1].
     """
-    _check_quantile(quantile)
+    check_share(quantile, "quantile")
     logp, negative = logp.detach(), per_token(advantages, action_mask) < 0
     kept = action_mask & negative & (proxy_logp > -math.inf)
     if selection == "paper":
@@ -154,11 +157,11 @@ def lp_reg_mask(
         return kept & (logp < low_logp)
     if selection != "code":
         raise ValueError(f"unknown Lp-Reg selection {selection!r}: use 'paper' or 'code'")
-    values = logp[action_mask & negative].sort().values
-    rank = int(quantile * len(values))
-    if rank <= 1:
+    among = action_mask & negative
+    count = int(quantile * int(among.sum()))
+    if count <= 1:
         return torch.zeros_like(kept)
-    return kept & (logp < proxy_logp) & (logp < _at(values, rank))
+    return kept & (logp < proxy_logp) & smallest(logp, among, count)
 
 
 def low_log_prob(
@@ -171,26 +174,17 @@ def low_log_prob(
     inf for a batch without an action token. Raises ValueError on a quantile outside (0, 1].
     Source: delta in 2510.03222v2 Eq. 6.
     """
-    _check_quantile(quantile)
+    check_share(quantile, "quantile")
     values = logp.detach()[action_mask].sort().values
-    return _at(values, rounded_up(quantile, max(len(values) - 1, 0)))  # between two tokens
-
-
-def _at(values: Float[Tensor, " n"], rank: int) -> Float[Tensor, ""]:
-    return values[rank] if rank < len(values) else values.new_tensor(math.inf)
-
-
-def _check_quantile(quantile: Number) -> None:
-    if not 0 < quantile <= 1:
-        raise ValueError(f"quantile is {quantile}: give a share of tokens in (0, 1]")
+    if not len(values):
+        return logp.new_tensor(math.inf)
+    return values[rounded_up(quantile, len(values) - 1)]  # the quantile lies between two tokens
 
 
 # -- the term ------------------------------------------------------------------------------------
 
 
-def _value(
-    config: LossConfig, x: LossInputs, counts: Counts | None
-) -> tuple[Float[Tensor, ""], Stats]:
+def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
     """The "code" selection is taken within what is given: a micro-batch, if there are several.
 
     The exact KL has no cut-off: its slope in the logits, policy - proxy, is bounded.

@@ -7,15 +7,16 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from lldlib.config import LossConfig
-from lldlib.losses.entropy import ENTROPY, KL, KL_COV, OLD_KL
+from lldlib.losses.entropy import ENTROPY
+from lldlib.losses.kl import KL
+from lldlib.losses.kl_cov import KL_COV
 from lldlib.losses.llds import LLDS
 from lldlib.losses.lp_reg import LP_REG
+from lldlib.losses.old_kl import OLD_KL
 from lldlib.losses.policy_gradient import POLICY
-from lldlib.losses.term import Counts, LossInputs, Stats, Term
+from lldlib.losses.term import Counts, LossInputs, Term, Value
 
 TERMS: tuple[Term, ...] = (  # in the order in which they are added up
     POLICY,
@@ -34,7 +35,7 @@ def needs(config: LossConfig) -> frozenset[str]:
     return _needed(TERMS, config)
 
 
-def compute_loss(config: LossConfig, x: LossInputs) -> tuple[Float[Tensor, ""], Stats]:
+def compute_loss(config: LossConfig, x: LossInputs) -> Value:
     """The loss of one minibatch, and detached statistics of its terms (0-dim tensors).
 
     All terms but LLDS are averaged by `config.aggregation` over ALL action tokens, also where
@@ -44,9 +45,7 @@ def compute_loss(config: LossConfig, x: LossInputs) -> tuple[Float[Tensor, ""], 
     return _weighted_sum(TERMS, config, x, None)
 
 
-def regularizers(
-    config: LossConfig, x: LossInputs, counts: Counts
-) -> tuple[Float[Tensor, ""], Stats]:
+def regularizers(config: LossConfig, x: LossInputs, counts: Counts) -> Value:
     """The weighted terms of a micro-batch but the policy's, divided by the whole update's counts.
 
     For trainers that have a policy term of their own. Over the micro-batches of an update losses
@@ -76,7 +75,7 @@ def _needed(terms: Iterable[Term], config: LossConfig) -> frozenset[str]:
 
 def _weighted_sum(
     terms: Iterable[Term], config: LossConfig, x: LossInputs, counts: Counts | None
-) -> tuple[Float[Tensor, ""], Stats]:
+) -> Value:
     if missing := sorted(name for name in _needed(terms, config) if getattr(x, name) is None):
         raise ValueError(f"this loss reads {', '.join(missing)}: pass it in LossInputs")
     loss, stats = x.logp.new_zeros((), dtype=torch.float32), {}

@@ -18,6 +18,7 @@ from lldlib.config import Aggregation, LossConfig
 Number = float | int
 RowOrToken = Float[Tensor, " B"] | Float[Tensor, "B T"]
 Stats = dict[str, Tensor]  # 0-dim, by logged key
+Value = tuple[Float[Tensor, ""], Stats]  # of a term
 
 LOG_LIMIT = 20.0  # largest |log-ratio| (nats) that is exponentiated, so that exp stays finite
 KL_LIMIT = 10.0  # largest one-sample KL (nats) of a token in the code of Search-R1, verl, Lp-Reg
@@ -92,9 +93,7 @@ class Term:
 
     name: str
     coef: str | None  # field of LossConfig that is its weight, 0 = off; None: always on, weight 1
-    value: Callable[
-        [LossConfig, LossInputs, Counts | None], tuple[Float[Tensor, ""], Mapping[str, Tensor]]
-    ]
+    value: Callable[[LossConfig, LossInputs, Counts | None], Value]
     needs: Callable[[LossConfig], set[str]] = _nothing  # optional fields of LossInputs it reads
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # what it logs
     derived: Callable[[LossConfig, Mapping[str, float]], dict[str, float]] = _no_more
@@ -177,6 +176,22 @@ def log_ratio(
 ) -> Float[Tensor, "B T"]:
     """(B, T) logp - other_logp where `mask`, clamped to +-LOG_LIMIT; `other_logp` is a constant."""
     return keep(logp.float() - other_logp.detach().float(), mask).clamp(-LOG_LIMIT, LOG_LIMIT)
+
+
+def smallest(
+    values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], count: int
+) -> Bool[Tensor, "B T"]:
+    """(B, T) the `count` tokens of `mask` with the smallest values; of equal ones the first."""
+    order = values[mask].argsort(stable=True)
+    chosen = torch.zeros_like(order, dtype=torch.bool)
+    chosen[order[:count]] = True
+    return mask.masked_scatter(mask, chosen)
+
+
+def check_share(share: Number, name: str = "share") -> None:
+    """ValueError unless it is a share of tokens in (0, 1]."""
+    if not 0 < share <= 1:
+        raise ValueError(f"{name} is {share}: give a share of tokens in (0, 1]")
 
 
 def rounded_up(share: Number, count: int) -> int:
