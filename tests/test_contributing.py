@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 from lldlib.config import LossConfig
 from lldlib.recipes import WORLD, train_config
 from lldlib.runs.glossary import describe
-from lldlib.show.controls import Knobs
+from lldlib.show.controls import KNOBS, Knobs
 from lldlib.train.run import TrainingRun
 from lldlib.train.sweep import grid_cells, parse_grid
 
@@ -32,6 +32,7 @@ for coef in [0.0, 0.5] if hasattr(LossConfig, "nll_coef") else [None]:
     told["rows"][str(coef)] = {k: v for k, v in row.items() if not k.startswith("time/")}
 told["described"] = {key: describe(key).name for row in told["rows"].values() for key in row}
 told["knobs"] = {k: part.description for k, part in Knobs(lambda turned: None).parts.items()}
+told["strip"] = KNOBS
 try:
     grid = parse_grid(["method=grpo,llds", "seed=0", "nll_coef=0,0.5"])
     told["cells"] = [cell.config.loss.nll_coef for cell in grid_cells(grid, out)]
@@ -104,6 +105,7 @@ def test_a_new_term_is_three_files_and_leaves_no_trace(copy, tmp_path, monkeypat
     assert after["described"]["nll/value"] == "NLL"
     assert after["cells"] == [0.0, 0.5] * 2  # the sweep has it for every method
     assert after["knobs"] == before["knobs"] | {"nll_coef": "NLL α"}
+    assert after["strip"] == before["strip"] | {"nll_coef": "α "}
 
     carry_out(copy, back=True)
     assert sources(copy / "lldlib") == sources(ROOT / "lldlib")

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lldlib.losses import lp_reg_mask
 from lldlib.runs import measures as diagnostics
 from lldlib.runs.glossary import GLOSSARY, Metric, describe
 from lldlib.types import Episode, Question, Span, StopReason, Turn
@@ -33,11 +34,11 @@ def is_nan(value):
     return math.isnan(value)
 
 
-def test_mean_logp_counts_masked_tokens_only():
+def test_masked_mean_counts_masked_tokens_only():
     # (-1 - 2 - 0.5) / 3 in row 0
     row = MASK & torch.tensor([[True], [False], [False]])
-    assert diagnostics.mean_logp(OLD, row) == pytest.approx(-3.5 / 3)
-    assert is_nan(diagnostics.mean_logp(OLD, torch.zeros_like(MASK)))
+    assert diagnostics.masked_mean(OLD, row) == pytest.approx(-3.5 / 3)
+    assert is_nan(diagnostics.masked_mean(OLD, torch.zeros_like(MASK)))
 
 
 def test_displacement_by_hand():
@@ -169,38 +170,57 @@ def test_low_probability_by_hand():
     mask = torch.tensor([[False, True, True], [False, True, True]])
     logp = probabilities([1.0, 0.9, 0.04], [1.0, 0.01, 0.5])
     proxy = probabilities([1.0, 0.9, 0.0], [1.0, 0.02, 0.6])
-    report = diagnostics.low_probability(logp, proxy, torch.tensor([1.0, -1.0]), mask, 0.5)
-    # 0.04 and 0.01 are rare: 2 of 4. The lowest half ends at 0.04. One of the two is in a
-    # negative row, and its proxy is above it.
+    advantages = torch.tensor([1.0, -1.0])
+    report = diagnostics.low_probability(logp, proxy, advantages, mask, 0.5, "paper")
+    # 0.04 and 0.01 are rare: 2 of 4. The median lies between 0.04 and 0.5. One of the two under it
+    # is in a negative row, and the proxy keeps it.
     assert report["low_prob/mass"] == pytest.approx(0.5)
-    assert report["low_prob/threshold"] == pytest.approx(0.04)
+    assert report["low_prob/threshold"] == pytest.approx(0.5)
     assert report["low_prob/negative_share"] == pytest.approx(0.5)
     assert report["low_prob/protected_share"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("proxy", [0.0, 0.005])
-def test_low_probability_protects_no_token_above_its_proxy_and_no_positive_row(proxy):
-    mask = torch.tensor([[False, True], [False, True]])
-    logp = probabilities([1.0, 0.01], [1.0, 0.01])
-    kept = probabilities([1.0, proxy], [1.0, 0.02])  # above logp only in the positive row
-    report = diagnostics.low_probability(logp, kept, torch.tensor([-1.0, 1.0]), mask, 0.5)
-    assert report["low_prob/protected_share"] == 0
+@pytest.mark.parametrize(
+    ("proxy", "selection", "share"),
+    [(0.02, "paper", 2 / 4), (0.02, "code", 1 / 4), (0.0, "paper", 1 / 4), (0.0, "code", 0.0)],
+)
+def test_low_probability_protects_what_the_rule_of_the_config_selects(proxy, selection, share):
+    """Under delta, at rank 3.5, lie four tokens; the two of A < 0 are protected or not."""
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    logp = probabilities([0.01, 0.02, 0.9], [0.03, 0.8, 0.7])
+    kept = probabilities([proxy, 0.005, 0.9], [0.9, 0.9, 0.9])  # the code wants logp < proxy
+    rows = (logp, kept, torch.tensor([-1.0, 1.0]), mask)
+    report = diagnostics.low_probability(*rows, 0.7, selection)
+    assert report["low_prob/protected_share"] == pytest.approx(share)
     assert report["low_prob/negative_share"] == pytest.approx(0.5)
 
 
+def test_low_probability_has_the_delta_of_the_loss():
+    """Of 140 tokens the quantile 0.01 lies at rank 1.39: two are under delta, not one."""
+    logp = torch.arange(1, 141).float().div(200).log()[None]
+    mask, rows = torch.ones(1, 140, dtype=torch.bool), torch.tensor([-1.0])
+    report = diagnostics.low_probability(logp, logp, rows, mask, 0.01, "paper")
+    assert report["low_prob/threshold"] == pytest.approx(3 / 200)
+    assert lp_reg_mask(logp, logp, rows, mask, quantile=0.01).sum() == 2
+    assert report["low_prob/protected_share"] == 1
+
+
 def test_low_probability_smallest_quantile_is_the_minimum_and_no_proxy_no_key():
-    report = diagnostics.low_probability(OLD, None, torch.tensor([0.0, -1.0, 0.0]), MASK, 0.001)
-    assert report["low_prob/threshold"] == pytest.approx(math.exp(-4))
+    rows = (OLD, None, torch.tensor([0.0, -1.0, 0.0]), MASK)
+    report = diagnostics.low_probability(*rows, 0.001, "paper")
+    least, second = OLD[MASK].sort().values[:2]
+    assert least < second and report["low_prob/threshold"] == pytest.approx(float(second.exp()))
     assert report["low_prob/negative_share"] == 1
     assert "low_prob/protected_share" not in report
 
 
 def test_low_probability_of_no_token_and_of_a_wrong_quantile():
-    empty = diagnostics.low_probability(OLD, OLD, torch.ones(3), torch.zeros_like(MASK), 0.01)
-    assert len(empty) == 4 and all(is_nan(v) for v in empty.values())
-    for quantile in (0.0, 1.0):
+    empty = (OLD, OLD, torch.ones(3), torch.zeros_like(MASK))
+    report = diagnostics.low_probability(*empty, 0.01, "paper")
+    assert len(report) == 4 and all(is_nan(v) for v in report.values())
+    for quantile in (0.0, 1.5):
         with pytest.raises(ValueError, match="quantile"):
-            diagnostics.low_probability(OLD, None, torch.ones(3), MASK, quantile)
+            diagnostics.low_probability(OLD, None, torch.ones(3), MASK, quantile, "paper")
 
 
 def test_sampler_gap_by_hand():
@@ -256,7 +276,7 @@ def every_report():
         | diagnostics.likelihood(OLD, REWARDS, MASK)
         | diagnostics.official_likelihood(OLD, advantages, MASK)
         | diagnostics.probe_report(OLD, MASK, span)
-        | diagnostics.low_probability(OLD, OLD, advantages, MASK, 0.1)
+        | diagnostics.low_probability(OLD, OLD, advantages, MASK, 0.1, "paper")
         | diagnostics.sampler_gap(OLD, OLD, MASK)
         | diagnostics.episode_stats([episode(StopReason.ANSWER, 1, 0, [2])])
     )

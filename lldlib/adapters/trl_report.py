@@ -136,6 +136,7 @@ class BatchReport(TrainerCallback):
             action_mask=action_mask(rows),
             proxy_logp=rows.get("lld_proxy"),
             quantile=self.trainer.terms.lp_reg_quantile,
+            selection=self.trainer.terms.lp_reg_selection,
         )
         return measure(seen, self._probe(rows))
 

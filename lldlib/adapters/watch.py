@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lldlib.losses.lp_reg import Selection
 from lldlib.runs import measures as diagnostics
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import Monitor
@@ -29,6 +30,7 @@ class Seen:
     action_mask: Bool[Tensor, "B T"]
     proxy_logp: Float[Tensor, "B T"] | None  # Lp-Reg's, if it is on
     quantile: float  # lp_reg_quantile
+    selection: Selection  # lp_reg_selection
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,8 @@ def measure(seen: Seen, probe: Probe | None) -> dict[str, float]:
     row |= diagnostics.token_displacement(
         seen.logp, seen.new_logp, seen.advantages, seen.action_mask
     )
-    row |= diagnostics.low_probability(
-        seen.logp, seen.proxy_logp, seen.advantages, seen.action_mask, seen.quantile
-    )
+    rows = (seen.logp, seen.proxy_logp, seen.advantages, seen.action_mask)
+    row |= diagnostics.low_probability(*rows, seen.quantile, seen.selection)
     row["length/tokens"] = float(seen.action_mask.sum(1).float().mean())
     if probe is not None:
         row |= diagnostics.probe_report(probe.logp, probe.action_mask, probe.span)

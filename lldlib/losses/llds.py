@@ -12,6 +12,7 @@ from lldlib.losses.term import (
     NATS,
     SHARE,
     SMALL,
+    Choice,
     Counts,
     LossInputs,
     Metric,
@@ -227,4 +228,8 @@ LLDS = Term(
         ),
     },
     symbol="LLDS λ",
+    choices={
+        "llds_gate": Choice("gate", "where LLDS may act"),
+        "llds_answer": Choice("MA", "LLDS's weight on answer tokens"),
+    },
 )

@@ -8,6 +8,7 @@ A per-token term is (B, T) float32, zero off its mask; `aggregate` makes the sca
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,6 +41,13 @@ class Metric:
 NATS = "nats per token"
 SHARE = "share, 0 to 1"
 SMALL = "small beside the policy loss; 0 if the term is off"
+
+
+class Choice(NamedTuple):
+    """A setting that the lab offers as a menu of its type's options."""
+
+    label: str
+    tip: str
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,19 @@ class Term:
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # what it logs
     derived: Callable[[LossConfig, Mapping[str, float]], dict[str, float]] = _no_more
     symbol: str | None = None  # label of its weight's knob in the lab; None: no knob
+    choices: Mapping[str, Choice] = field(default_factory=dict)  # settings beside that knob
 
     def weight(self, config: LossConfig) -> Number:
         """Its weight; 0 leaves the term out altogether."""
         return 1 if self.coef is None else getattr(config, self.coef)
+
+    @property
+    def knobs(self) -> dict[str, str]:
+        """What the lab can turn, by setting: its weight's letter, and labels of its choices."""
+        if self.symbol is None:
+            return {}
+        choices = {name: choice.label for name, choice in self.choices.items()}
+        return {self.coef: self.symbol.split()[-1]} | choices
 
 
 # -- from tokens to a scalar ---------------------------------------------------------------------

@@ -198,19 +198,19 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "low_prob/threshold": Metric(
         "rare threshold",
-        "delta: probability at the rho-quantile of the batch's action tokens",
+        "delta of Lp-Reg: the rho-quantile of the batch's action tokens",
         "probability",
         "falls slowly; at once to near 0 it says that noise is sampled",
     ),
     "low_prob/negative_share": Metric(
         "rare tokens, negative",
-        "tokens at or under delta in responses of advantage < 0 / tokens at or under delta",
+        "tokens under delta in responses of advantage < 0 / tokens under delta",
         SHARE,
         "near the share of negative tokens; higher, rare tokens are being pushed out",
     ),
     "low_prob/protected_share": Metric(
         "rare tokens, protected",
-        "tokens at or under delta with advantage < 0 and proxy_logp > logp / those under delta",
+        "tokens under delta that Lp-Reg selects (A < 0, kept by the proxy) / tokens under delta",
         SHARE,
         "above 0, falling slowly as fewer rare tokens are worth keeping",
     ),

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lldlib.losses import action_ids
+from lldlib.losses import action_ids, low_log_prob, lp_reg_mask
+from lldlib.losses.lp_reg import Selection
 from lldlib.types import Episode, Span, StopReason
 
 ACTIONS = 4  # actions of a response that are reported one by one
@@ -19,9 +20,9 @@ RARE = 0.05  # a token less probable than this counts as low-probability mass
 NAN = float("nan")
 
 
-def mean_logp(logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
-    """Mean log-prob, in nats, over the tokens of `mask`; nan for an empty mask."""
-    return _mean(logp[mask])
+def masked_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
+    """The mean over the tokens of `mask`; nan for an empty mask."""
+    return _mean(values[mask])
 
 
 def displacement(
@@ -50,8 +51,8 @@ def displacement(
     report = {
         "displacement/correct": _mean(total[correct]),
         "displacement/incorrect": _mean(total[incorrect]),
-        "displacement/correct_token": mean_logp(change, action_mask & correct[:, None]),
-        "displacement/incorrect_token": mean_logp(change, action_mask & incorrect[:, None]),
+        "displacement/correct_token": masked_mean(change, action_mask & correct[:, None]),
+        "displacement/incorrect_token": masked_mean(change, action_mask & incorrect[:, None]),
         "displacement/share_fallen": _mean((total[correct] < 0).float()),
     }
     ids = action_ids(action_mask)
@@ -76,8 +77,8 @@ def token_displacement(
     """
     change = new_logp - old_logp
     return {
-        "displacement/all_token": mean_logp(change, action_mask),
-        "displacement/mixed_token": mean_logp(change, action_mask & (advantages > 0)[:, None]),
+        "displacement/all_token": masked_mean(change, action_mask),
+        "displacement/mixed_token": masked_mean(change, action_mask & (advantages > 0)[:, None]),
     }
 
 
@@ -100,10 +101,10 @@ def fresh_displacement(
     `displacement/trained`, `trained_on` (the batch's `mixed_token`) - `fresh_mixed_token`.
     """
     change = new_logp - old_logp
-    fresh = mean_logp(change, action_mask & (advantages > 0)[:, None])
+    fresh = masked_mean(change, action_mask & (advantages > 0)[:, None])
     return {
-        "displacement/fresh_token": mean_logp(change, action_mask),
-        "displacement/fresh_correct_token": mean_logp(
+        "displacement/fresh_token": masked_mean(change, action_mask),
+        "displacement/fresh_correct_token": masked_mean(
             change, action_mask & (rewards > threshold)[:, None]
         ),
         "displacement/fresh_mixed_token": fresh,
@@ -127,8 +128,8 @@ def likelihood(
     """
     correct = action_mask & (rewards > threshold)[:, None]
     return {
-        "likelihood/correct": mean_logp(logp, correct),
-        "likelihood/incorrect": mean_logp(logp, action_mask & ~correct),
+        "likelihood/correct": masked_mean(logp, correct),
+        "likelihood/incorrect": masked_mean(logp, action_mask & ~correct),
         **_by_action("likelihood", logp, action_ids(action_mask), correct),
     }
 
@@ -145,7 +146,7 @@ def official_likelihood(
     (c19a094, verl/workers/actor/dp_actor.py), which logs it of a batch's last micro-batch.
     """
     kept = action_mask & (advantages >= 0)[:, None]
-    return {"likelihood/official": mean_logp(torch.where(kept, logp, 0.0), action_mask)}
+    return {"likelihood/official": masked_mean(torch.where(kept, logp, 0.0), action_mask)}
 
 
 def probe_report(
@@ -160,9 +161,9 @@ def probe_report(
     """
     content = (span == Span.QUERY) | (span == Span.ANSWER)
     return {
-        "probe/logp": mean_logp(logp, action_mask),
-        "probe/free": mean_logp(logp, action_mask & (span == Span.FREE)),
-        "probe/content": mean_logp(logp, action_mask & content),
+        "probe/logp": masked_mean(logp, action_mask),
+        "probe/free": masked_mean(logp, action_mask & (span == Span.FREE)),
+        "probe/content": masked_mean(logp, action_mask & content),
         **_by_action("probe", logp, action_ids(action_mask), action_mask),
     }
 
@@ -173,32 +174,28 @@ def low_probability(
     advantages: Float[Tensor, " B"],
     action_mask: Bool[Tensor, "B T"],
     quantile: float,
+    selection: Selection,
 ) -> dict[str, float]:
     """How much the policy relies on rare tokens, and which of them Lp-Reg would protect.
 
     Keys: `low_prob/mass`, the share of action tokens with probability < 0.05; `low_prob/threshold`,
-    delta = the probability at `quantile` over the batch's action tokens; `low_prob/negative_share`,
-    among tokens at or under delta, the share in responses of negative advantage; and, given a
-    proxy, `low_prob/protected_share`, among the same tokens, the share with negative advantage and
-    proxy_logp > logp (-inf: a token the proxy dropped). Raises ValueError for a quantile outside
-    (0, 1). Source: Lp-Reg (arXiv 2510.03222v2) Eq. 6 and Fig. 16.
+    Lp-Reg's delta over the batch (`losses.low_log_prob`); `low_prob/negative_share`, among tokens
+    under delta, the share in responses of negative advantage; and, given a proxy,
+    `low_prob/protected_share`, among the same tokens, the share that `losses.lp_reg_mask` selects.
+    Raises ValueError for a quantile outside (0, 1]. Source: Lp-Reg (arXiv 2510.03222v2) Eq. 6 and
+    Fig. 16.
     """
-    if not 0 < quantile < 1:
-        raise ValueError(
-            f"quantile is {quantile}: give a share of tokens between 0 and 1, such as 0.01"
-        )
-    chosen = logp[action_mask]
-    rank = max(1, round(quantile * chosen.numel()))  # torch.quantile refuses large tensors
-    delta = chosen.kthvalue(rank).values if chosen.numel() else logp.new_tensor(NAN)
-    rare = action_mask & (logp <= delta)
+    delta = low_log_prob(logp, action_mask, quantile)
+    rare = action_mask & (logp < delta)
     negative = (advantages < 0)[:, None].expand_as(rare)
     report = {
-        "low_prob/mass": _mean((chosen.exp() < RARE).float()),
-        "low_prob/threshold": float(delta.exp()),
+        "low_prob/mass": _mean((logp[action_mask].exp() < RARE).float()),
+        "low_prob/threshold": float(delta.exp()) if action_mask.any() else NAN,
         "low_prob/negative_share": _mean(negative[rare].float()),
     }
     if proxy_logp is not None:
-        protected = negative & (proxy_logp > logp)
+        rows = (logp, proxy_logp, advantages, action_mask)
+        protected = lp_reg_mask(*rows, quantile=quantile, selection=selection, low_logp=delta)
         report["low_prob/protected_share"] = _mean(protected[rare].float())
     return report
 
@@ -251,7 +248,9 @@ def episode_stats(episodes: Sequence[Episode]) -> dict[str, float]:
 def _by_action(
     name: str, logp: Float[Tensor, "B T"], ids: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> dict[str, float]:
-    return {f"{name}/action_{k}": mean_logp(logp, mask & (ids == k)) for k in range(1, ACTIONS + 1)}
+    return {
+        f"{name}/action_{k}": masked_mean(logp, mask & (ids == k)) for k in range(1, ACTIONS + 1)
+    }
 
 
 def _mean(values: Float[Tensor, " n"]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets
 from matplotlib.figure import Figure
 
-from lldlib.config import AnswerSchedule, Gate, LossConfig, TrainConfig
+from lldlib.config import LossConfig, TrainConfig
 from lldlib.losses.objective import REGULARIZERS
 from lldlib.recipes import METHODS, built_in
 from lldlib.runs.summary import value_text
@@ -17,10 +17,11 @@ from lldlib.runs.summary import value_text
 DPI = 100
 WIDE = {"description_width": "initial"}
 RATES = (0.0, 5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
-CHOICES = {  # of a term, after its weight: label, tip, width, options
-    "llds_gate": ("gate", "where LLDS may act", 160, typing.get_args(Gate)),
-    "llds_answer": ("MA", "LLDS's weight on answer tokens", 140, typing.get_args(AnswerSchedule)),
-}
+KNOBS = {  # what each knob is called where it was turned, by the field that it sets
+    "method": "",
+    "lr": "lr ",
+    "updates_per_batch": "updates ",
+} | {name: f"{label} " for term in REGULARIZERS for name, label in term.knobs.items()}
 
 
 def png(figure: Figure) -> bytes:
@@ -125,13 +126,13 @@ class Knobs(ipywidgets.VBox):
 def _loss_parts() -> dict[str, ipywidgets.Widget]:
     """A slider for the weight of each term with a symbol, then that term's choices."""
     weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 270}
-    parts = {}
+    parts, kinds = {}, typing.get_type_hints(LossConfig)
     for term in REGULARIZERS:
         if term.symbol:
             tip = f"weight of the term {term.name}; 0 is off"
             parts[term.coef] = control(ipywidgets.FloatSlider, term.symbol, tip, **weight)
-            chosen = {k: v for k, v in CHOICES.items() if k.startswith(f"{term.name}_")}
-            parts |= {name: _menu(*given) for name, given in chosen.items()}
+            for name, choice in term.choices.items():
+                parts[name] = _menu(*choice, 160, typing.get_args(kinds[name]))
     return parts
 
 

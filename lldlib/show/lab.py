@@ -26,7 +26,7 @@ from lldlib.config import TrainConfig
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import alarm_of, phases_of
 from lldlib.runs.summary import flat, value_text
-from lldlib.show.controls import Knobs, control, labelled, picture, png, row
+from lldlib.show.controls import KNOBS, Knobs, control, labelled, picture, png, row
 from lldlib.show.curves import metric_panel
 from lldlib.show.style import BATCH, SHADES, SMALL, TEXT, WIDTH, colours, label_ends, stretches
 
@@ -37,15 +37,6 @@ PANELS = {  # logged key: axis label
     "probe/content": "probe\n(nats/token)",
     "policy/entropy": "entropy\n(nats/token)",
     "grad/norm": "gradient\nnorm",
-}
-KNOBS = {  # what the lab's knobs are called on paper
-    "method": "",
-    "lr": "lr ",
-    "updates_per_batch": "updates ",
-    "llds_coef": "λ ",
-    "llds_gate": "gate ",
-    "llds_answer": "MA ",
-    "lp_reg_coef": "β ",
 }
 DOTTED, DASHED = (0, (1, 1)), (0, (4, 2))
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}

@@ -78,6 +78,7 @@ def seen(change: float) -> Seen:
         action_mask=torch.ones(2, 2, dtype=torch.bool),
         proxy_logp=None,
         quantile=0.5,
+        selection="paper",
     )
 
 
