@@ -479,7 +479,7 @@ def _print_heldout(policy: Any, config: TrainConfig) -> None:
     """Print held-out exact match and, of the atlas's questions, the permuted-facts control."""
     from lldlib.evaluate.heldout import heldout_em, permuted_control
     from lldlib.world.atlas import World, WorldQuestion
-    from lldlib.world.environment import open_environment
+    from lldlib.world.registry import open_environment
 
     environment = open_environment(config)
     if environment.heldout is None:

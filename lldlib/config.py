@@ -102,7 +102,7 @@ class DataConfig:
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
     corpus: str | None = None  # passages for bm25, as JSONL
     index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
-    world: str = "atlas"  # without `train`: a name of world.environment.ENVIRONMENTS
+    world: str = "atlas"  # without `train`: a name of world.registry.ENVIRONMENTS
     misses: float = 0.0  # of "shuffled": probability that a search finds a random passage
     hop_weights: tuple[float, ...] = (0.34, 0.33, 0.33)  # of "shuffled": 1 hop, 2, ... (at most 3)
     exam_half: ExamHalf = "validation"  # of "shuffled": settings are chosen on validation alone

@@ -53,7 +53,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatchedWords:
     """The probability that one of `words` follows, in the mean over `texts`."""
 
     texts: Sequence[str]

@@ -35,8 +35,9 @@ from lldlib.train import trainer as train
 from lldlib.train.run import TrainingRun
 from lldlib.train.supervised import SftRun
 from lldlib.train.trainer import Trainer
-from lldlib.world import environment
+from lldlib.world import atlas, environment
 from lldlib.world.benchmarks import Task
+from lldlib.world.registry import open_environment
 
 GPU = LoadConfig(device=NAME)
 PARTS: dict[str, Callable[[str, Path], None]] = {}
@@ -188,7 +189,7 @@ def llama(guesser, folder):
 
 
 def trainer(policy: Policy, config: TrainConfig) -> Trainer:
-    return Trainer(config, policy, environment.open_environment(config))
+    return Trainer(config, policy, open_environment(config))
 
 
 def method(loss: LossConfig) -> Callable[[str, Path], None]:
@@ -228,7 +229,7 @@ def old_defect(guesser, folder):
     sys.modules[old.__name__] = old
     exec(source.replace(ours, theirs), old.__dict__)
     parts = (config(guesser), load_policy(guesser, device=NAME))
-    made = old.Trainer(*parts, environment.open_environment(parts[0]))
+    made = old.Trainer(*parts, open_environment(parts[0]))
     refused(made.step, "generator")
 
 
@@ -243,7 +244,7 @@ def what_is_refused(guesser, folder):
 
 
 def main(guesser: str, folder: Path) -> None:
-    environment.HELDOUT_QUESTIONS, environment.TRAIN_QUESTIONS, setup.PROBE_ROWS = 6, 60, 6
+    atlas.HELDOUT_QUESTIONS, atlas.TRAIN_QUESTIONS, setup.PROBE_ROWS = 6, 60, 6
     rules = dataclasses.replace(environment.RULES["qa"], reward=even)
     environment.RULES["qa"] = rules
     torch.cuda.get_device_name = lambda device: NAME

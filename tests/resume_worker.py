@@ -18,13 +18,13 @@ from lldlib.recipes import METHODS
 from lldlib.runs import folder as runlog
 from lldlib.train import run
 from lldlib.train import setup as setting
-from lldlib.world import environment
+from lldlib.world import atlas
 
 # A random policy never answers right, so any answer is worth 1; and there are fewer questions.
 PATCHES = [
-    (environment, "RULES", {"qa": replace(environment.RULES["qa"], reward=helpers.answered)}),
-    (environment, "HELDOUT_QUESTIONS", 6),
-    (environment, "TRAIN_QUESTIONS", 60),
+    (atlas, "RULES", {"qa": replace(atlas.RULES["qa"], reward=helpers.answered)}),
+    (atlas, "HELDOUT_QUESTIONS", 6),
+    (atlas, "TRAIN_QUESTIONS", 60),
     (setting, "PROBE_ROWS", 6),
 ]
 KNOBS = {"lr": 5e-3, "loss": METHODS["grpo"]}

@@ -1,113 +1,18 @@
-"""Environments: those that are listed, and a new one in about forty lines that trains."""
+"""The environments that are listed; a new one is made in test_contributing.py."""
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-import torch
 from benchmark_files import write_rows
 from helpers import world
 
-from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
-from lldlib.policy.load import EOS, Policy, save_policy, tiny_model, word_tokenizer
+from lldlib.config import DataConfig, TrainConfig
 from lldlib.recipes import train_config
 from lldlib.retrieval import NoRetriever
-from lldlib.rollout.batch import collate
 from lldlib.train.run import TrainingRun
-from lldlib.types import Question, Span, StopReason
 from lldlib.world.answers import exact_match, f1
-from lldlib.world.environment import ENVIRONMENTS, Environment, Rules, Split, open_environment
-from lldlib.world.protocol import Protocol
-
-# -- the echo world: say the word again, then end; other words in every batch ----------------------
-
-WORDS = ("red", "green", "blue", "black", "white", "grey")
-
-
-@dataclass(frozen=True)
-class EchoProtocol(Protocol):
-    """The word, a colon, and all that is said then is the answer."""
-
-    def prompt(self, question: str) -> str:
-        """The text that opens an episode."""
-        return f"{question} :"
-
-    def final_answer(self, said: str, tagged: str | None) -> str | None:
-        """What was said before the end."""
-        return said.removesuffix(EOS).strip() or None
-
-
-def echo_reward(answer: str | None, accepted: tuple[str, ...]) -> float:
-    """1 for the word alone, 0.25 for the word among others."""
-    said = (answer or "").split()
-    return 1.0 if said == list(accepted) else 0.25 * (accepted[0] in said)
-
-
-def echo_split(words: list[str]) -> Split:
-    return Split([Question(word, word, (word,)) for word in words], NoRetriever())
-
-
-def echo(config: TrainConfig) -> Environment:
-    """Four of the words in every batch, by seed and batch; all of them held out."""
-
-    def training(batch: int) -> Split:
-        return echo_split(random.Random(config.seed * 1_000 + batch).sample(WORDS, 4))
-
-    rules = Rules(lambda tokenizer: EchoProtocol("", ""), echo_reward)
-    return Environment(rules, training, echo_split(list(WORDS)))
-
-
-@pytest.fixture
-def echo_config(tmp_path, monkeypatch) -> TrainConfig:
-    """A run in the echo world, from random weights."""
-    monkeypatch.setitem(ENVIRONMENTS, "echo", echo)  # the one line
-    tokenizer = word_tokenizer([*WORDS, ":"])
-    model = tiny_model(len(tokenizer), width=32, layers=2, heads=4, seed=0)
-    save_policy(Policy(model, tokenizer), tmp_path / "start")
-    return TrainConfig(
-        steps=25,
-        updates_per_batch=2,
-        lr=3e-3,
-        eval_every=25,
-        probe_every=0,
-        checkpoint_every=0,
-        policy=str(tmp_path / "start"),
-        data=DataConfig(world="echo"),
-        rollout=RolloutConfig(problems=4, group_size=16, max_searches=0, max_tokens=5),
-        loss=LossConfig(kl_coef=0.0),
-    )
-
-
-def test_the_echo_world_trains(echo_config, tmp_path):
-    run = TrainingRun(echo_config, tmp_path / "run").run()
-    rewards = run.column("reward/mean")
-    assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5 > 0
-    scores = {key for key in run.metrics[-1] if key.startswith("eval/")}
-    assert scores == {"eval/heldout_em", "eval/heldout_em_greedy"}  # it reports nothing beside
-
-
-def test_its_episodes_carry_reward_group_and_masks(echo_config, tmp_path):
-    run = TrainingRun(echo_config, tmp_path / "run")
-    words = [q.text for q in echo(echo_config).training(0).questions]
-    asked = [e.question.text for e in run.trainer.step()[1]]
-    assert sorted(set(asked)) == sorted(words)
-    _, episodes = run.trainer.step()
-    batch, encode = collate(episodes), run.trainer.rollout.text.encode
-    assert batch.group.tolist() == [place for place in range(4) for _ in range(16)]
-    assert {e.question.text for e in episodes} != set(asked)  # another batch, other words
-    for row, episode in enumerate(episodes):
-        said = batch.tokens[row][batch.action_mask[row]].tolist()
-        start = encode(f"{episode.question.text} :")
-        assert batch.tokens[row][: len(start) + len(said)].tolist() == start + said
-        assert (batch.span[row][batch.action_mask[row]] == Span.FREE).all()
-        alone = said[:-1] if episode.stop is StopReason.EOS else said
-        one = encode(episode.question.text)
-        assert episode.reward == (1.0 if alone == one else 0.25 * (one[0] in alone))
-    assert torch.equal(batch.rewards, torch.tensor([e.reward for e in episodes]))
-    assert 0 < batch.rewards.mean() < 1
-
-
-# -- those that are listed -------------------------------------------------------------------------
+from lldlib.world.environment import Environment
+from lldlib.world.registry import open_environment
 
 
 def test_the_atlas_trains_without_its_held_out_facts():

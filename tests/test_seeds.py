@@ -5,7 +5,7 @@ import pytest
 from lldlib.config import WarmstartConfig
 from lldlib.recipes import SHUFFLED, train_config
 from lldlib.seeds import DRAWS, WHOLES, seed_for
-from lldlib.world.environment import open_environment
+from lldlib.world.registry import open_environment
 
 STUDIES = range(64)  # seeds of recorded runs are 0 to 19
 LONGEST = 600  # batches of the longest run
@@ -42,7 +42,7 @@ def test_no_run_of_a_study_meets_a_planet_of_a_warm_start_or_of_a_control():
 
 def test_the_world_draws_its_planets_by_that_rule(monkeypatch):
     drawn = []
-    monkeypatch.setattr("lldlib.world.environment.planet", lambda seed: drawn.append(seed) or STOP)
+    monkeypatch.setattr("lldlib.world.shuffled.planet", lambda seed: drawn.append(seed) or STOP)
     environment = open_environment(train_config("grpo", seed=7, recipe=SHUFFLED))
     with pytest.raises(AttributeError):
         environment.training(4)

@@ -20,7 +20,7 @@ from lldlib.train.run import TrainingRun
 from lldlib.train.supervised import sparks_policy
 from lldlib.types import Episode, Question, StopReason
 from lldlib.world import sparks
-from lldlib.world.environment import open_environment
+from lldlib.world.registry import open_environment
 
 SHORT = {"steps": 2, "problems": 4, "group_size": 4, "eval_every": 2, "checkpoint_every": 0}
 

@@ -17,7 +17,7 @@ from lldlib.files import markdown_table
 from lldlib.policy.load import load_policy
 from lldlib.recipes import train_config
 from lldlib.train.trainer import Trainer
-from lldlib.world.environment import open_environment
+from lldlib.world.registry import open_environment
 
 START, RATE = "half_taught", 2e-4
 METHODS = {name: NAMES[name] for name in NAMES if "," not in name} | {"llds": "LLDS"}

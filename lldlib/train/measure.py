@@ -14,7 +14,7 @@ from lldlib.policy.optimizer import trainable
 from lldlib.policy.score import Scores, backward_through, next_probability
 from lldlib.runs import measures
 from lldlib.train.prepare import Prepared, scored
-from lldlib.types import Batch, Episode, Watch
+from lldlib.types import Batch, Episode, WatchedWords
 
 # -- before the updates --------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def of_probe(model: nn.Module, probe: Batch, config: TrainConfig) -> dict[str, f
 
 def of_words(
     model: nn.Module,
-    watches: Mapping[str, Watch],
+    watches: Mapping[str, WatchedWords],
     encode: Callable[[str], list[int]],
     temperature: float,
 ) -> dict[str, float]:

@@ -10,7 +10,8 @@ from lldlib.policy.load import Policy, load_as
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.types import Batch
-from lldlib.world.environment import Environment, open_environment
+from lldlib.world.environment import Environment
+from lldlib.world.registry import open_environment
 
 PROBE_SEED = 99
 

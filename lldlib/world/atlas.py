@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lldlib.config import data_dir
+from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, TrainConfig, data_dir
 from lldlib.files import read_jsonl, text_field
-from lldlib.retrieval import Passage
+from lldlib.retrieval import BM25Retriever, Passage
 from lldlib.types import Question
+from lldlib.world.environment import RULES, Environment, Split
 
-Split = Literal["train", "heldout"]
+SplitName = Literal["train", "heldout"]
 HOP_WEIGHTS = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions in a sample
 MAX_HOPS = 4  # no chain is longer
 
@@ -50,7 +51,7 @@ class Fact:
     relation: str
     entity: str
     value: str
-    split: Split
+    split: SplitName
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class World:
         kept = [fact for fact in self.facts if split == "all" or fact.split == "train"]
         return [Passage(f"{f.relation}-{f.entity}", _sentence(f), f.entity) for f in kept]
 
-    def questions(self, split: Split, hops: Sequence[int] = (1, 2, 3)) -> list[WorldQuestion]:
+    def questions(self, split: SplitName, hops: Sequence[int] = (1, 2, 3)) -> list[WorldQuestion]:
         """All questions of these numbers of hops: every fact train, or the last one held out."""
         groups = (self._chains[split][number - 1] for number in hops)
         return [_question(chain) for group in groups for chain in group]
@@ -134,7 +135,7 @@ class World:
         self,
         rng: random.Random,
         n: int,
-        split: Split,
+        split: SplitName,
         hop_weights: Sequence[float] = HOP_WEIGHTS,
     ) -> list[WorldQuestion]:
         """`n` questions with replacement: draw the number of hops by weight, then uniformly.
@@ -166,7 +167,7 @@ class World:
             Fact(f.relation, f.entity, values[f.relation][f.entity], f.split) for f in self.facts
         )
 
-    def all_as(self, split: Split) -> "World":
+    def all_as(self, split: SplitName) -> "World":
         """The same facts, all in one split."""
         return World(replace(fact, split=split) for fact in self.facts)
 
@@ -247,3 +248,28 @@ def _shuffled(facts: list[Fact], rng: random.Random) -> dict[str, str]:
             j = rng.choice(partners)
             values[i], values[j] = values[j], values[i]
     return dict(zip(entities, values, strict=True))
+
+
+# -- the first world: the facts as they are ------------------------------------------------------
+
+
+def environment(config: TrainConfig) -> Environment:
+    """The true facts; training searches its train facts only and never meets a held-out one."""
+    world = World.load()
+    return Environment.fixed(
+        RULES["qa"],
+        Split(
+            fixed_questions(world, TRAIN_QUESTIONS, "train"),
+            BM25Retriever(world.passages("train")),
+        ),
+        Split(
+            fixed_questions(world, HELDOUT_QUESTIONS, "heldout"),
+            BM25Retriever(world.passages("all")),
+        ),
+    )
+
+
+def fixed_questions(world: World, total: int, split: str) -> list[Question]:
+    """At most `total` different questions, the same draw in every run."""
+    drawn = world.sample_questions(random.Random(0), total, split)
+    return list({question.id: question for question in drawn}.values())

@@ -11,10 +11,13 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from lldlib.config import ExamHalf
+from lldlib.config import ExamHalf, TrainConfig
 from lldlib.retrieval import BM25Retriever, Passage
+from lldlib.seeds import seed_for
 from lldlib.world.atlas import MAX_HOPS, World, WorldQuestion
+from lldlib.world.environment import EXAM_SAMPLES, RULES, Environment, Split
 
+PLANET_QUESTIONS = 256  # drawn for a rollout batch, which asks some of them
 EXAM = 64  # held-out questions of each number of hops, half for validation and half for the test
 
 
@@ -64,3 +67,32 @@ def exam_questions(hops: Sequence[int], half: ExamHalf) -> list[WorldQuestion]:
         group = world.questions("heldout", hops=[number])
         drawn += rng.sample(group, min(EXAM, len(group)))[start::2]
     return drawn
+
+
+def environment(config: TrainConfig) -> Environment:
+    """A planet without a true pair for every batch; held out are the true facts.
+
+    Training and the exam "missing" search a library that misses; the exam "further" asks one hop
+    more than training does. Raises ValueError where no question is one hop longer.
+    """
+    data, truth = config.data, BM25Retriever(World.load().passages("all"))
+    if not any(data.hop_weights):
+        raise ValueError("data.hop_weights are all 0: give at least one number of hops a share")
+    hops = [number for number, weight in enumerate(data.hop_weights, start=1) if weight]
+    near, far = (exam_questions(part, data.exam_half) for part in (hops, [max(hops) + 1]))
+
+    def training(batch: int) -> Split:
+        seed = seed_for("training planet", config.seed, batch)
+        world, rng = planet(seed), random.Random(seed)
+        questions = world.sample_questions(rng, PLANET_QUESTIONS, "train", data.hop_weights)
+        tool = MissingRetriever(BM25Retriever(world.passages("train")), data.misses, seed)
+        return Split(questions, tool)
+
+    def exams() -> dict[str, Split]:
+        missing = MissingRetriever(truth, data.misses, seed=0)
+        return {
+            "missing": Split(near, missing, EXAM_SAMPLES),
+            "further": Split(far, truth, EXAM_SAMPLES),
+        }
+
+    return Environment(RULES["qa"], training, Split(near, truth, EXAM_SAMPLES), exams)

@@ -16,7 +16,12 @@ noise is known, so what becomes of both is counted exactly.
 import random
 from dataclasses import dataclass
 
-from lldlib.types import Question, Watch
+from lldlib.config import TrainConfig
+from lldlib.retrieval import NoRetriever
+from lldlib.seeds import seed_for
+from lldlib.types import Question, WatchedWords
+from lldlib.world.answers import exact_match
+from lldlib.world.environment import EXAM_SAMPLES, Environment, Rules, Split
 from lldlib.world.protocol import Protocol
 
 MODULUS = 7  # digits are 0 to 6, sums are taken modulo 7
@@ -90,7 +95,7 @@ def exam(kind: str) -> list[SparkQuestion]:
     return questions(-1, {kind: 1.0}, EXAM)
 
 
-def watches() -> dict[str, Watch]:
+def watches() -> dict[str, WatchedWords]:
     """How probable spark and noise are right after the quick answer, on held-out questions.
 
     The quick answer is the right one of an easy question, and FAVOURITE of a hard one.
@@ -100,9 +105,33 @@ def watches() -> dict[str, Watch]:
         "hard": [f"{q.text} {FAVOURITE}" for q in exam("hard")],
     }
     words = {"spark": (SPARK,), "noise": NOISE}
-    return {f"{n}_{k}": Watch(said[k], words[n]) for n in words for k in said}
+    return {f"{n}_{k}": WatchedWords(said[k], words[n]) for n in words for k in said}
 
 
 def vocabulary() -> list[str]:
     """Every word of the world but the end of a sequence."""
     return [*map(str, range(MODULUS)), "sum", "=", SPARK, *NOISE]
+
+
+def environment(config: TrainConfig) -> Environment:
+    """Sums in which a rare word pays late; held out are hard ones, and easy and checked ones.
+
+    Raises ValueError for a config with searches.
+    """
+    if config.rollout.max_searches:
+        raise ValueError("sums are answered without search: set rollout.max_searches to 0")
+
+    def training(batch: int) -> Split:
+        seed = seed_for("sums", config.seed, batch)
+        return Split(questions(seed, KINDS, POOL), NoRetriever())
+
+    def split(kind: str, samples: int, passes: bool = False) -> Split:
+        return Split(exam(kind), NoRetriever(), samples, passes)
+
+    return Environment(
+        Rules(lambda tokenizer: PROTOCOL, exact_match),
+        training,
+        split("hard", PASS_SAMPLES, passes=True),
+        lambda: {kind: split(kind, EXAM_SAMPLES) for kind in ("easy", "checked")},
+        watches(),
+    )

@@ -33,7 +33,8 @@ from lldlib.policy.load import Policy, load_as
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
 from lldlib.train.sweep import grid_cells, parse_grid
-from lldlib.world.environment import Environment, open_environment
+from lldlib.world.environment import Environment
+from lldlib.world.registry import open_environment
 
 CHECKPOINT_EVERY = 10  # rollout batches
 

@@ -13,7 +13,7 @@ from lldlib.policy.load import load_as
 from lldlib.recipes import SHUFFLED, train_config
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
-from lldlib.world.environment import open_environment
+from lldlib.world.registry import open_environment
 
 
 def test_every_batch_asks_questions_of_its_own_planet(micro):

@@ -7,7 +7,8 @@ from lldlib.config import TrainConfig
 from lldlib.policy.load import Policy, load_as
 from lldlib.recipes import WORLD, train_config
 from lldlib.types import Episode, Question
-from lldlib.world.environment import Environment, open_environment
+from lldlib.world.environment import Environment
+from lldlib.world.registry import open_environment
 
 SEED = 0
 
