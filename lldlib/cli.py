@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from lldlib import __version__
+import lldlib
 from lldlib.config import (
     ExamConfig,
     LoadConfig,
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 after an error that the user can mend."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--version"]:
-        print(f"lldlib {__version__}")
+        print(f"lldlib {lldlib.__version__}")
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
