@@ -1,4 +1,4 @@
-"""The command line: `python -m lldlib demo | train | evaluate | diagnose | ...`.
+"""The command line: `lldlib demo | train | evaluate | diagnose | ...`, or `python -m lldlib ...`.
 
 A command is a function: its docstring is the help text, its parameters are the flags. The commands
 import what takes seconds when they run.
@@ -16,33 +16,49 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+import lldlib
 from lldlib.config import (
     ExamConfig,
     LoadConfig,
     SftConfig,
     TrainConfig,
     WarmstartConfig,
-    data_dir,
     train_config_from,
 )
 from lldlib.files import write_json, write_whole
 from lldlib.recipes import METHODS, train_config
 from lldlib.seeds import seed_for
 
-ABOUT = "A search agent whose training by GRPO collapses, and what saves it."
+ABOUT = "A search agent whose training by GRPO collapses, and what saves it. Also: --version."
 CORES = os.cpu_count() or 1  # processes that keep this machine busy
 QLORA = LoadConfig(quantize="nf4", lora_rank=16, dtype="bfloat16", gradient_checkpointing=True)
+
+# what the extra "train" of pyproject.toml brings, as Python imports it
+TRAIN = {
+    *("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "pandas"),
+    *("scipy", "tqdm", "jaxtyping", "rank_bm25"),
+}
 
 Bare = tyro.conf.arg(name="")  # the fields' flags have no prefix
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 after an error that the user can mend."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["--version"]:
+        print(f"lldlib {lldlib.__version__}")
+        return 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         return tyro.extras.subcommand_cli_from_dict(
-            commands(arguments), args=arguments, prog="python -m lldlib", description=ABOUT
+            commands(arguments), args=arguments, prog="lldlib", description=ABOUT
         )
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in TRAIN:
+            raise
+        what = "this command needs PyTorch and more: pip install 'lldlib[train]'"
+        print(f"error: {what}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # whoever read the output has stopped, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # what a shell reports for a command that SIGPIPE ended
@@ -50,9 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        import torch
-
-        if not isinstance(error, torch.OutOfMemoryError):
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be installed
             raise
         what = "out of GPU memory: lower --micro-rows or --rollout.problems (evaluate, sft: --rows)"
         print(f"error: {what}", file=sys.stderr)
@@ -83,7 +97,7 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "serve": serve,
         "report": report,
         "sweep": sweep,
-        "warmstart": partial(warmstart, out=data_dir() / "starts/reader"),
+        "warmstart": warmstart,
         "sft": sft,
         "fit": partial(fit, load=QLORA),
         "diagnose": diagnose,
@@ -210,7 +224,7 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
     return _complain(failures)
 
 
-def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path) -> int:
+def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/warmstart")) -> int:
     """Make a small searcher, from nothing or --start, by training on noisy demonstrations.
 
     Takes some minutes on one core, and writes over what the folder --out holds.
@@ -427,7 +441,7 @@ def serve(
         topk: passages per query where the client names no number
     """
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-        raise ValueError("serving needs fastapi and uvicorn: pip install -e '.[benchmarks]'")
+        raise ValueError("serving needs fastapi and uvicorn: pip install 'lldlib[benchmarks]'")
     from lldlib.retrieval.choose import open_bm25
     from lldlib.retrieval.serve import make_app, serve
 

@@ -286,10 +286,12 @@ class ExamConfig:
 
 
 def data_dir() -> Path:
-    """The project's data/ folder, beside the package."""
-    path = Path(__file__).resolve().parent.parent / "data"
-    if not path.is_dir():
-        raise FileNotFoundError(
-            f"no data folder at {path}: install from a clone with 'pip install -e .'"
-        )
-    return path
+    """The data/ folder: the part of it inside an installed package, or the clone's own, beside it.
+
+    Raises FileNotFoundError where there is neither.
+    """
+    package = Path(__file__).resolve().parent
+    for path in (package / "data", package.parent / "data"):
+        if (path / "models.json").is_file():  # site-packages may hold another project's data/
+            return path
+    raise FileNotFoundError(f"no data folder in {package} or beside it: install lldlib again")

@@ -6,9 +6,9 @@ maths.csv: accuracy in percent, best score over training (Lp-Reg, 2510.03222v2, 
 cell was not reported.
 """
 
+import csv
+import math
 from dataclasses import dataclass
-
-import pandas as pd
 
 from lldlib.config import data_dir
 
@@ -27,11 +27,23 @@ class PublishedRow:
     values: tuple[float, ...]
 
 
+def qa_rows() -> list[PublishedRow]:
+    """The rows of qa.csv, their values in the order of QA_COLUMNS."""
+    return _rows("qa.csv", QA_COLUMNS)
+
+
+def maths_rows() -> list[PublishedRow]:
+    """The rows of maths.csv, their values in the order of MATHS_COLUMNS."""
+    return _rows("maths.csv", MATHS_COLUMNS)
+
+
 def _rows(name: str, columns: tuple[str, ...]) -> list[PublishedRow]:
-    table = pd.read_csv(data_dir() / "published" / name)
-    values = zip(*(table[column] for column in columns), strict=True)
-    return list(map(PublishedRow, table["model"], table["method"], values))
-
-
-QA_ROWS = _rows("qa.csv", QA_COLUMNS)
-MATHS_ROWS = _rows("maths.csv", MATHS_COLUMNS)
+    with open(data_dir() / "published" / name, encoding="utf-8", newline="") as file:
+        return [
+            PublishedRow(
+                row["model"],
+                row["method"],
+                tuple(float(row[column]) if row[column] else math.nan for column in columns),
+            )
+            for row in csv.DictReader(file)
+        ]

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from lldlib.evaluate.published import (
     MATHS_COLUMNS,
-    MATHS_ROWS,
     MATHS_TASKS,
     QA_COLUMNS,
-    QA_ROWS,
     QA_TASKS,
     PublishedRow,
+    maths_rows,
+    qa_rows,
 )
 from lldlib.evaluate.scores import Estimate, Paired, TaskScores, macro_average, mean_of
 from lldlib.files import markdown_table
@@ -67,14 +67,14 @@ def qa_table(policy: str, tasks: Sequence[TaskScores]) -> str:
     """
     groups = {column: AVERAGES.get(column, (column,)) for column in QA_COLUMNS}
     mine = _own_rows(policy, groups, tasks, scale=1.0, digits=3)
-    return _with_published(QA_COLUMNS, mine, QA_ROWS, "published, other retriever", digits=3)
+    return _with_published(QA_COLUMNS, mine, qa_rows(), "published, other retriever", digits=3)
 
 
 def maths_table(policy: str, tasks: Sequence[TaskScores]) -> str:
     """Accuracy in percent in Lp-Reg's column order, the published rows below."""
     groups = {column: (column,) for column in MATHS_TASKS} | {"Avg": MATHS_TASKS}
     mine = _own_rows(policy, groups, tasks, scale=100.0, digits=2)
-    return _with_published(MATHS_COLUMNS, mine, MATHS_ROWS, "published", digits=2)
+    return _with_published(MATHS_COLUMNS, mine, maths_rows(), "published", digits=2)
 
 
 def paired_table(pairs: Iterable[Paired]) -> str:

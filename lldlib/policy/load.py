@@ -80,9 +80,11 @@ def load_policy(
     `quantize="nf4"` holds linear layers in 4 bits with double quantisation (QLoRA, 2305.14314) and
     computes in `dtype`; such a model trains through `lora` only. Gradient checkpointing acts in
     training mode, and nothing drops out there. Raises FileNotFoundError where a built-in policy was
-    not made or SmolLM2's package is missing, ValueError for a device that is not there and for what
-    transformers cannot load.
+    not made or SmolLM2's package is missing, ValueError for 4 bits without bitsandbytes, a device
+    that is not there and what transformers cannot load.
     """
+    if quantize and importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError("4-bit weights need bitsandbytes: pip install 'lldlib[qlora]'")
     _check_device(device)
     path, options = _source(name_or_path)
     try:
@@ -165,7 +167,8 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
         path = str(data_dir() / BUILT_IN[name])
         if not Path(path, "model.safetensors").exists():
             raise FileNotFoundError(
-                f"no searcher in {path}: it comes with the project, 'git checkout {path}'"
+                f"no searcher in {path}: it comes with the project, 'git checkout {path}' or, "
+                "outside a clone, install lldlib again"
             )
     elif name == "smollm2":
         path = _smollm2()

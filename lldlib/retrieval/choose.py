@@ -53,7 +53,7 @@ def open_bm25(corpus: Path, index: Path | None) -> ScoredRetriever:
     if index is None and sum(1 for _ in islice(read_jsonl(corpus), DISK_FROM)) < DISK_FROM:
         return BM25Retriever(load_corpus(corpus))
     if importlib.util.find_spec("bm25s") is None:
-        raise ValueError("BM25 on disk needs bm25s: pip install -e '.[benchmarks]'")
+        raise ValueError("BM25 on disk needs bm25s: pip install 'lldlib[benchmarks]'")
     from lldlib.retrieval.disk import open_index
 
     return open_index(corpus, index or Path("runs", "index", corpus.name))

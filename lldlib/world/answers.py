@@ -51,7 +51,7 @@ def _overlap_f1(predicted: list[str], gold: list[str]) -> float:
 def need_math_verify() -> None:
     """ValueError, saying what to install, where math-verify is missing."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ValueError("maths needs math-verify: pip install -e '.[benchmarks]'")
+        raise ValueError("maths needs math-verify: pip install 'lldlib[benchmarks]'")
 
 
 def boxed(text: str) -> str | None:

@@ -143,7 +143,7 @@ def load_from_hub(task: Task, *, train: bool = False) -> list[Question]:
         what = "train" if train else "evaluate"
         raise ValueError(f"the hub has no rows of '{task.name}' to {what} on: give a file")
     if importlib.util.find_spec("datasets") is None:
-        raise ValueError("the hub needs datasets: pip install -e '.[benchmarks]'")
+        raise ValueError("the hub needs datasets: pip install 'lldlib[benchmarks]'")
     from datasets import load_dataset
 
     rows = load_dataset(hub.path, hub.config, split=hub.split, revision=hub.revision)
