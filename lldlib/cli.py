@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
         if not isinstance(error, torch.OutOfMemoryError):
             raise
-        what = "out of GPU memory: lower --micro-rows or --rollout.problems (evaluate, sft: --rows)"
-        print(f"error: {what}", file=sys.stderr)
+        what = "lower --rollout.at-once (rollouts, exams) or --micro-rows (evaluate, sft: --rows)"
+        print(f"error: out of GPU memory: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; what is written can be resumed", file=sys.stderr)

@@ -28,8 +28,8 @@ WORDS = ("red", "green", "blue", "black", "white", "grey")
 class EchoProtocol(Protocol):
     """The word, a colon, and all that is said then is the answer."""
 
-    def prompt(self, question: str) -> str:
-        """The text that opens an episode."""
+    def message(self, question: str) -> str:
+        """What opens an episode."""
         return f"{question} :"
 
     def final_answer(self, said: str, tagged: str | None) -> str | None:
