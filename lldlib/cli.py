@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be installed
             raise
-        what = "out of GPU memory: lower --micro-rows or --rollout.problems (evaluate, sft: --rows)"
-        print(f"error: {what}", file=sys.stderr)
+        what = "lower --rollout.at-once (rollouts, exams) or --micro-rows (evaluate, sft: --rows)"
+        print(f"error: out of GPU memory: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; what is written can be resumed", file=sys.stderr)

@@ -29,7 +29,9 @@ class RolloutConfig:
     top_k: int = 1  # passages per search
     passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
     temperature: float = 1.0  # of the sampler and of every log-prob
-    at_once: int = 0  # episodes generated at a time, which bounds the cache's memory (0 = all)
+    at_once: int = (
+        0  # episodes generated at a time, exams included, which bounds memory (0 = a batch's)
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class TrainConfig:
             raise ValueError(f"updates_per_batch is {self.updates_per_batch}: use 1 or more")
         if rollout.at_once < 0:
             raise ValueError(
-                f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all at once"
+                f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all of a batch"
             )
         if self.llds_target is not None and not (self.llds_target >= 0 and self.loss.llds_coef):
             raise ValueError(

@@ -1,12 +1,32 @@
-"""Files of every kind: JSON lines, writing that is whole or not at all, Markdown tables."""
+"""Files of every kind: JSON lines, others' text, writing whole or not at all, Markdown tables."""
 
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+_NO_CHARACTER = re.compile("[\ud800-\udfff\0]")
+
+
+def clean(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which no file or tokenizer takes, and for NUL."""
+    return text if text.isascii() and "\0" not in text else _NO_CHARACTER.sub("\ufffd", text)
+
+
+class Foreign(str):
+    """Cleaned text that neither the policy nor this project wrote: questions, passages, answers.
+
+    `rollout.loop.TokenText.encode` lets no special token come out of it.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> "Foreign":
+        return super().__new__(cls, clean(text))
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:

@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lldlib.files import clean
+
 
 class StopReason(StrEnum):
     """Why a rollout ended."""
@@ -44,12 +46,17 @@ class Span(IntEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its accepted answers; `hops`: facts it needs (0 = unknown)."""
+    """One question with its accepted answers, cleaned; `hops`: facts it needs (0 = unknown)."""
 
     id: str
     text: str
     answers: tuple[str, ...]
     hops: int = 0
+
+    def __post_init__(self):
+        object.__setattr__(self, "id", clean(self.id))
+        object.__setattr__(self, "text", clean(self.text))
+        object.__setattr__(self, "answers", tuple(map(clean, self.answers)))
 
 
 @dataclass(frozen=True)

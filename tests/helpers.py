@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from lldlib.config import LossConfig, RolloutConfig, TrainConfig, WarmstartConfig
+from lldlib.files import Foreign
 from lldlib.losses.objective import LossInputs
 from lldlib.policy.load import Policy, tiny_model
 from lldlib.retrieval import BM25Retriever, Passage, RetrieverError
@@ -200,8 +201,8 @@ def play(
     trajectories = []
     for question, script in zip(questions, scripts, strict=True):
         tokens = encode(protocol.prompt(question.text))
-        for _, text in script:
-            tokens = tokens + encode(text)
+        for author, text in script:
+            tokens = tokens + encode(text if author == "a" else Foreign(text))
         trajectories.append(tokens)
     model = ScriptedModel(trajectories, len(tokenizer), filler=encode("z")[0])
     return rollout.run(model, questions, temperature=1.0), model

@@ -1,5 +1,8 @@
 """A pretend accelerator on the CPU: it refuses what CUDA refuses, mixed devices, CPU generators.
 
+It has two devices, of which the first is the current one until somebody says otherwise, and records
+graphs as CUDA does: what runs on the current device alone, without running it.
+
     with pretend():
         model.to(NAME); ...
 
@@ -12,7 +15,7 @@ import contextlib
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "fakegpu"
@@ -22,6 +25,66 @@ module = torch.get_device_module(NAME)
 module.get_rng_state = lambda device=None: torch.get_rng_state()
 module.set_rng_state = lambda state, device=None: None
 module.get_amp_supported_dtype = lambda: [torch.bfloat16]
+module.device_count = lambda: 2
+module.current = 0
+module.current_device = lambda: module.current
+module.recording = None
+
+
+@contextlib.contextmanager
+def _device(device):
+    """What `torch.cuda.device` is: inside, the device is the current one."""
+    before, module.current = module.current, torch.device(device).index
+    try:
+        yield
+    finally:
+        module.current = before
+
+
+@contextlib.contextmanager
+def _graph(graph, pool=None):
+    module.recording, graph.device = graph, module.current
+    try:
+        yield
+    finally:
+        module.recording = None
+
+
+class Graph:
+    """The operators of a recording, played back into the tensors that they gave."""
+
+    replays = 0
+
+    def __init__(self):
+        self.steps, self.device = [], None
+
+    def pool(self):
+        return self
+
+    def replay(self):
+        Graph.replays += 1
+        for func, args, kwargs, out in self.steps:
+            new = func(*args, **kwargs)
+            if out is not None:
+                tree_map(lambda old, value: old.copy_(value), out, new)
+
+    def take(self, func, args, kwargs):
+        """Note an operator; its outputs are made now, what it changes is changed in a replay."""
+        if func._schema.is_mutable:
+            self.steps.append((func, args, kwargs, None))
+            return args[0]
+        out = func(*args, **kwargs)
+        given = _storages((args, kwargs))
+        if not _storages(out) <= given:  # a view needs no step
+            self.steps.append((func, args, kwargs, out))
+        return out
+
+
+def _storages(values):
+    return {x.untyped_storage().data_ptr() for x in tree_leaves(values) if torch.is_tensor(x)}
+
+
+module.device, module.graph, module.CUDAGraph = _device, _graph, Graph
 
 
 class PlacedGenerator(torch.Generator):
@@ -35,7 +98,7 @@ class PlacedGenerator(torch.Generator):
 
 class Pretend(torch.Tensor):
     @staticmethod
-    def __new__(cls, inner):
+    def __new__(cls, inner, index):
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -43,11 +106,11 @@ class Pretend(torch.Tensor):
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
             layout=inner.layout,
-            device=torch.device(NAME, 0),
+            device=torch.device(NAME, index),
             requires_grad=inner.requires_grad,
         )
 
-    def __init__(self, inner):
+    def __init__(self, inner, index):
         self.inner = inner
 
     def __repr__(self):
@@ -65,7 +128,7 @@ def run(func, args, kwargs):
 
     def inner(x):
         if isinstance(x, torch.device):
-            wanted.append(x.type)
+            wanted.append(x)
             return CPU if x.type == NAME else x
         return x.inner if isinstance(x, Pretend) else x
 
@@ -74,18 +137,32 @@ def run(func, args, kwargs):
     elsewhere = [x for x in tensors if not isinstance(x, Pretend) and x.dim() > 0]
     if here and elsewhere and "copy" not in func.__name__:
         raise RuntimeError(f"{func}: {NAME} meets cpu")
-    if kwargs.get("generator") is not None and (here or NAME in wanted):
+    places = {x.device.index for x in here}
+    if len(places) > 1 and "copy" not in func.__name__:
+        raise RuntimeError(f"{func}: {NAME}:0 meets {NAME}:1")
+    asked = [x for x in wanted if x.type == NAME]
+    if kwargs.get("generator") is not None and (here or asked):
         raise RuntimeError(f"{func}: a CPU generator cannot draw on {NAME}")
-    out = func(*args_in, **kwargs_in)
+    stays = bool(asked) or (not wanted and bool(here))
+    index = module.current if asked and asked[0].index is None else None
+    index = index if index is not None else asked[0].index if asked else max(places, default=0)
+    graph = module.recording
+    if graph is not None and stays and index == graph.device:
+        if elsewhere:
+            raise RuntimeError(f"{func}: not permitted while a graph is recorded")
+        out = graph.take(func, args_in, kwargs_in)
+    elif graph is not None and here and not stays:
+        raise RuntimeError(f"{func}: not permitted while a graph is recorded")
+    else:
+        out = func(*args_in, **kwargs_in)
     if not func._schema.returns:
         return None
     base = func.__name__.split(".")[0]
     if base.endswith("_") and not base.endswith("__") and args:
         return args[0]
-    stays = NAME in wanted or (not wanted and bool(here))
     return tree_map(
         lambda x: (
-            Pretend(x)
+            Pretend(x, index)
             if isinstance(x, torch.Tensor) and stays and not isinstance(x, Pretend)
             else x
         ),
@@ -113,25 +190,25 @@ class _Function(TorchFunctionMode):
             and func in (torch.tensor, torch.as_tensor)
         ):
             kwargs.pop("device")
-            return func(*args, **kwargs).to(torch.device(NAME))
+            return func(*args, **kwargs).to(torch.device(device))
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and isinstance(
             args[0], Pretend
         ):
-            args = (args[0], _placed(args[1]), *args[2:])
+            args = (args[0], _placed(args[1], args[0].device), *args[2:])
         if func is torch.Tensor.tolist and isinstance(args[0], Pretend):
             return args[0].inner.tolist()
         return func(*args, **kwargs)
 
 
-def _placed(index):
+def _placed(index, device):
     if isinstance(index, tuple):
-        return tuple(_placed(i) for i in index)
+        return tuple(_placed(i, device) for i in index)
     if isinstance(index, list):
         index = torch.tensor(
             index, dtype=torch.bool if index and isinstance(index[0], bool) else torch.long
         )
     return (
-        index.to(torch.device(NAME))
+        index.to(device)
         if isinstance(index, torch.Tensor) and not isinstance(index, Pretend)
         else index
     )

@@ -1,11 +1,15 @@
 """The paths of the package that a pretend accelerator goes through, a process of its own.
 
+The model is on the second device, while the first is the current one.
+
 Usage: pretend_parts.py GUESSER FOLDER. One JSON line a part on standard output: its name, and the
 error, which is null where it passed.
 """
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import json
 import sys
@@ -18,7 +22,7 @@ import helpers  # one thread, as in the tests
 import torch
 from benchmark_files import write_rows
 from gold_rows import HOTPOT, MUSIQUE
-from pretend_gpu import NAME, Pretend, pretend
+from pretend_gpu import NAME, Graph, Pretend, pretend
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lldlib.config import ExamConfig, LoadConfig, LossConfig, RolloutConfig, SftConfig, TrainConfig
@@ -26,6 +30,7 @@ from lldlib.evaluate.exam import Exam
 from lldlib.policy.load import Policy, load_policy, save_policy, tiny_model
 from lldlib.recipes import METHODS
 from lldlib.rollout import draw, loop
+from lldlib.rollout.cache import RaggedCache
 from lldlib.rollout.decode import LockstepDecoder
 from lldlib.rollout.draw import Drawer
 from lldlib.runs.folder import Run
@@ -35,11 +40,13 @@ from lldlib.train import trainer as train
 from lldlib.train.run import TrainingRun
 from lldlib.train.supervised import SftRun
 from lldlib.train.trainer import Trainer
+from lldlib.types import Batch
 from lldlib.world import atlas, environment
 from lldlib.world.benchmarks import Task
 from lldlib.world.registry import open_environment
 
-GPU = LoadConfig(device=NAME)
+PLACE = f"{NAME}:1"
+GPU = LoadConfig(device=PLACE)
 PARTS: dict[str, Callable[[str, Path], None]] = {}
 
 
@@ -112,6 +119,35 @@ def pieces(guesser, folder):
 
 
 @part
+def recorded(guesser, folder):
+    """The steps of a block as graphs: the episodes of the CPU, and no cache after its rollout."""
+    gc.disable()
+    before, wanted, got = Graph.replays, talk("cpu"), talk(PLACE)
+    assert Graph.replays > before + 5 and torch.equal(wanted.tokens, got.tokens)
+    assert (wanted.sampler_logp - got.sampler_logp).abs().max() < 1e-5
+    assert not [x for x in gc.get_objects() if isinstance(x, (RaggedCache, Graph))]
+    gc.enable()
+
+
+@part
+def current_device(guesser, folder):
+    """Graphs of the device that happens to be current record nothing, and the draws are wrong."""
+    real, draw.current = draw.current, lambda device: contextlib.nullcontext()
+    assert not torch.equal(talk("cpu").tokens, talk(PLACE).tokens)
+    draw.current = real
+
+
+def talk(device: str) -> Batch:
+    """Episodes of a talkative searcher in blocks of four tokens."""
+    policy = helpers.tiny_policy()
+    policy.model.to(device)
+    loop.Drawer = functools.partial(Drawer, block=4)
+    batch, _ = helpers.random_batch(policy, 12, max_tokens=80)
+    loop.Drawer = Drawer
+    return batch
+
+
+@part
 def lockstep(guesser, folder):
     """Every model but Qwen2 and Llama."""
     real = draw.make_decoder
@@ -161,7 +197,7 @@ def supervised(guesser, folder):
 @part
 def exam(guesser, folder):
     """Questions of a benchmark."""
-    policy = load_policy(guesser, device=NAME)
+    policy = load_policy(guesser, device=PLACE)
     questions = helpers.world_questions(6)
     settings = ExamConfig(rows=4, max_tokens=40)
     taken = Exam(policy, helpers.retriever(), settings, folder, {})
@@ -182,7 +218,7 @@ def llama(guesser, folder):
         num_key_value_heads=2,
         tie_word_embeddings=True,
     )
-    model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval().to(NAME)
+    model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval().to(PLACE)
     loop.Drawer = functools.partial(Drawer, block=4)
     trainer(Policy(model, tokenizer), config(guesser)).step()
     loop.Drawer = Drawer
@@ -197,7 +233,7 @@ def method(loss: LossConfig) -> Callable[[str, Path], None]:
 
     def step(guesser, folder):
         settings = config(guesser, loss=loss)
-        on = trainer(load_policy(guesser, device=NAME), settings)
+        on = trainer(load_policy(guesser, device=PLACE), settings)
         on.step()
         on_gpu(on)
 
@@ -228,7 +264,7 @@ def old_defect(guesser, folder):
     old = types.ModuleType("old_trainer")
     sys.modules[old.__name__] = old
     exec(source.replace(ours, theirs), old.__dict__)
-    parts = (config(guesser), load_policy(guesser, device=NAME))
+    parts = (config(guesser), load_policy(guesser, device=PLACE))
     made = old.Trainer(*parts, open_environment(parts[0]))
     refused(made.step, "generator")
 
@@ -240,6 +276,7 @@ def what_is_refused(guesser, folder):
     refused(lambda: here + there, "meets cpu")
     refused(lambda: there[torch.tensor([0])] + here, "meets cpu")
     refused(lambda: torch.rand(2, device=NAME, generator=torch.Generator()), "generator")
+    refused(lambda: there + torch.ones(2, device=PLACE), "meets")
     assert (there + 1.0).tolist() == [2.0, 2.0] and there.cpu().sum() == 2
 
 

@@ -136,7 +136,7 @@ def test_a_full_gpu_is_one_line_and_other_faults_are_not_hidden(monkeypatch, cap
         return main(["report", "x", "--out", "y"])
 
     assert fail(torch.OutOfMemoryError) == 2
-    assert "out of GPU memory: lower --micro-rows or --rollout.problems" in error_of(capsys)
+    assert "out of GPU memory: lower --rollout.at-once" in error_of(capsys)
     with pytest.raises(RuntimeError, match="tried to allocate"):
         fail(RuntimeError)
 

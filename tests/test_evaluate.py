@@ -1,5 +1,7 @@
 """Held-out scores of a scripted policy, worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import (
@@ -53,7 +55,9 @@ def test_scores_by_hand():
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
 def test_the_number_of_rows_at_a_time_changes_nothing(rows):
     whole = ask(*scripted(), QUESTIONS, temperature=0.0)
-    assert ask(*scripted(), QUESTIONS, rows=rows, temperature=0.0) == whole
+    policy, rollout = scripted()
+    rollout.config = replace(rollout.config, at_once=rows)
+    assert ask(policy, rollout, QUESTIONS, temperature=0.0) == whole
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -61,9 +65,7 @@ def test_it_repeats_itself_and_leaves_the_global_generator_alone(temperature):
     policy = tiny_policy()
     rollout = Rollout(policy.tokenizer, RULES["qa"], bm25(), RolloutConfig(max_tokens=40))
     state = torch.get_rng_state()
-    one, two = (
-        ask(policy, rollout, world_questions(5), rows=2, temperature=temperature) for _ in range(2)
-    )
+    one, two = (ask(policy, rollout, world_questions(5), temperature=temperature) for _ in range(2))
     assert one == two and torch.equal(state, torch.get_rng_state())
     assert one.reward == 0.0 and len(one.episodes) == 5
 

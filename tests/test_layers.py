@@ -14,7 +14,7 @@ MAX_FUNCTION = 60  # lines
 
 ROOMS = {  # each room or file of the top level, lowest floor first: what it may import but itself
     "files": set(),
-    "types": set(),
+    "types": {"files"},
     "config": set(),
     "seeds": set(),
     "recipes": {"config"},
@@ -23,7 +23,7 @@ ROOMS = {  # each room or file of the top level, lowest floor first: what it may
     "world": {"files", "types", "config", "seeds", "retrieval"},
     "runs": {"files", "types", "config", "losses"},
     "policy": {"files", "types", "config", "losses"},
-    "rollout": {"types", "config", "retrieval", "world", "policy"},
+    "rollout": {"files", "types", "config", "retrieval", "world", "policy"},
     "evaluate": {"files", "types", "config", "retrieval", "world", "runs", "policy", "rollout"},
     "train": {
         *("files", "types", "config", "seeds", "recipes", "losses", "retrieval", "world", "runs"),

@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "lldlib"
 PARTS = [
     *("run_resume_branch", "pieces", "lockstep", "adapters", "bfloat16", "supervised", "exam"),
-    *("llama", "old_defect", "what_is_refused", "exact_kl"),
+    *("llama", "old_defect", "what_is_refused", "exact_kl", "recorded", "current_device"),
     *(f"method {name}" for name in METHODS),
 ]
 

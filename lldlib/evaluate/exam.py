@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class Exam:
         else:
             tool, names = self.retriever, ("max_searches", "max_tokens", "top_k", "passage_tokens")
             rollout = RolloutConfig(**{name: getattr(self.config, name) for name in names})
+        rollout = replace(rollout, at_once=self.config.rows)
         return Rollout(self.policy.tokenizer, RULES[task.kind], tool, rollout)
 
     def _answer(

@@ -33,26 +33,21 @@ def ask(
     *,
     temperature: float,
     samples: int = 1,
-    rows: int = 128,
 ) -> Evaluation:
-    """Answer every question, `rows` questions at a time; `temperature` 0 is greedy.
+    """Answer every question; `temperature` 0 is greedy.
 
     Where it samples there are `samples` answers to each. It draws from a fixed seed, so that two
     policies meet the same luck. ValueError for no questions.
     """
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
-    episodes, generator = [], torch.Generator().manual_seed(0)
-    for start in range(0, len(questions), rows):
-        part = questions[start : start + rows]
-        found = rollout.run(
-            policy.model,
-            part,
-            temperature=temperature,
-            samples=samples if temperature else 1,
-            generator=generator,
-        )
-        episodes += [replace(episode, group=start + episode.group) for episode in found]
+    episodes = rollout.run(
+        policy.model,
+        list(questions),
+        temperature=temperature,
+        samples=samples if temperature else 1,
+        generator=torch.Generator().manual_seed(0),
+    )
     scores = {
         name: sum(score(e.answer, e.question.answers) for e in episodes) / len(episodes)
         for name, score in rollout.rules.scores.items()

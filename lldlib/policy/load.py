@@ -241,7 +241,10 @@ def with_adapters(model: nn.Module, lora: LoraSettings) -> nn.Module:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    place = next(model.parameters()).device  # no other device needs its state kept
+    forked = {} if place.index is None else {"device_type": place.type}
+    devices = [place.index] if forked else []
+    with torch.random.fork_rng(devices, **forked), warnings.catch_warnings():
         # peft asks for this property by the name that transformers has replaced
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
         torch.manual_seed(0)
@@ -277,6 +280,16 @@ def reference_model(model: nn.Module) -> nn.Module:
 def adapters_off(model: nn.Module) -> AbstractContextManager:
     """In this context the model computes without its adapters; one without any is unchanged."""
     return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+
+
+def end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """All tokens that end a sequence: the tokenizer's, and those of the generation config.
+
+    Chat models have several: Qwen2.5-Instruct two, Llama-3 three.
+    """
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    several = named if isinstance(named, (list, tuple)) else [named]
+    return frozenset(one for one in (tokenizer.eos_token_id, *several) if one is not None)
 
 
 def unpacked(model: nn.Module) -> AbstractContextManager:

@@ -34,13 +34,16 @@ class Shape:
     """What a training run holds at a time."""
 
     update_rows: int  # episodes of one optimiser update
-    rollout_rows: int  # episodes generated at the same time
+    rollout_rows: int  # episodes generated at the same time: rollout.at_once, or a batch's
     tokens: int  # of the longest episode, retrieved text included
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Memory in bytes. A rollout's cache and an update's tensors are not alive at the same time."""
+    """Memory in bytes; a rollout's cache is gone when an update begins.
+
+    The probe set and exams hold no more rows than a rollout of training does.
+    """
 
     always: dict[str, float]
     update: dict[str, float]

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lldlib.files import clean
 from lldlib.retrieval.passages import Hit, Passage, RetrieverError, ScoredRetriever, check_k
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ class HTTPRetriever(ScoredRetriever):
         check_k(k)
         if not queries:
             return []
-        texts = [query.encode(errors="replace").decode() for query in queries]  # no lone surrogates
-        body = json.dumps({"queries": texts, "topk": k, "return_scores": True}).encode()
+        asked = {"queries": list(map(clean, queries)), "topk": k, "return_scores": True}
+        body = json.dumps(asked).encode()
         attempts = 1 if self._down else self.config.attempts
         for attempt in range(attempts):
             if attempt:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from lldlib.files import read_jsonl, text_field
+from lldlib.files import clean, read_jsonl, text_field
 
 # A leading "." or "+" belongs to the word when nothing but space or a bracket stands before it, so
 # ".th" and "+66" are not "th" and "66", while "end.Next", "U.S." and "...so" split at their dots.
@@ -17,11 +17,15 @@ _WORD = re.compile(r"(?<![\w.+])[.+]\w+|\w+")
 
 @dataclass(frozen=True)
 class Passage:
-    """One unit of retrieval; title and text are both indexed."""
+    """One unit of retrieval, cleaned; title and text are both indexed."""
 
     id: str
     text: str
     title: str = ""
+
+    def __post_init__(self):
+        for name in ("id", "text", "title"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
 
 
 class Hit(NamedTuple):

@@ -1,4 +1,5 @@
 """Episodes: `loop` generates and searches over one cache, and `batch` turns episodes into tensors.
 
-Reward, group and masks are set here, once. May import: types, config, retrieval, world, policy.
+Reward, group and masks are set here, once. May import: files, types, config, retrieval,
+world, policy.
 """

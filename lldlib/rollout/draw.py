@@ -8,8 +8,11 @@ rows and width of the cache (both rounded up), and played back as one launch.
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lldlib.policy.head import next_token
@@ -23,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class Drawer:
-    """Feeds rows and draws their next tokens; `block` of them at a time, where rows may differ."""
+    """Feeds rows and draws their next tokens; `block` of them at a time, where rows may differ.
+
+    Its cache and its recordings live as long as it does: nothing it holds refers back to it.
+    """
 
     def __init__(
         self,
@@ -34,33 +40,31 @@ class Drawer:
         temperature: float,
         block: int | None = None,
     ):
-        self.head, self.temperature = model.get_output_embeddings(), temperature
-        gpu = next(model.parameters()).is_cuda
-        block = block or (BLOCK if gpu else 1)
-        self.decoder = make_decoder(model, rows, capacity + block)
-        self.ragged = self.decoder.ragged
-        self.block = block if self.ragged else 1
-        self.move = self.decoder.move
-        if self.block > 1:
-            self.steps = _Steps(self, rows, captured=gpu)
+        self.device = next(model.parameters()).device
+        block = block or (1 if self.device.type == "cpu" else BLOCK)
+        head = model.get_output_embeddings()
+        self.next = partial(next_token, head, temperature=temperature)
+        with current(self.device):
+            self.decoder = make_decoder(model, rows, capacity + block)
+            self.ragged = self.decoder.ragged
+            self.block = block if self.ragged else 1
+            self.move = self.decoder.move
+            if self.block > 1:
+                self.steps = _Steps(self.decoder, self.next, rows, self.block)
 
     def draw(
-        self, tokens: list[list[int]], chance: list[list[float]]
+        self, tokens: list[list[int]], chance: Float[Tensor, "B k"]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Feed every row its tokens, then draw `block` of each: their ids and log-probs, (B, k).
 
-        `chance` (B, k) holds the uniform numbers they are drawn with.
+        `chance` holds the uniform numbers they are drawn with.
         """
-        hidden = self.decoder.feed(tokens)
-        uniform = torch.tensor(chance, device=hidden.device)
-        drawn, logp = self.next(hidden, uniform[:, 0])
-        if self.block == 1:
-            return drawn[:, None].tolist(), logp[:, None].tolist()
-        return self.steps.go_on(drawn, logp, uniform)
-
-    def next(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """`next_token` with this rollout's head and temperature."""
-        return next_token(self.head, hidden, temperature=self.temperature, uniform=uniform)
+        with current(self.device):
+            hidden, uniform = self.decoder.feed(tokens), chance.to(self.device)
+            drawn, logp = self.next(hidden, uniform=uniform[:, 0])
+            if self.block == 1:
+                return drawn[:, None].tolist(), logp[:, None].tolist()
+            return self.steps.go_on(drawn, logp, uniform)
 
     def rewind(self, lengths: list[int]) -> None:
         """Forget what the rows were fed beyond these lengths."""
@@ -68,17 +72,25 @@ class Drawer:
             self.decoder.lengths = lengths
 
 
+def current(device: torch.device) -> AbstractContextManager:
+    """In this context `device` is the current one, on whose stream graphs are recorded."""
+    if device.index is None:
+        return nullcontext()
+    return torch.get_device_module(device).device(device)
+
+
 class _Steps:
     """All tokens of a block but the first, in tensors that stay where they are."""
 
-    def __init__(self, drawer: Drawer, rows: int, *, captured: bool):
-        self.drawer, self.captured = drawer, captured
-        device = drawer.decoder.device
+    def __init__(self, decoder: RaggedDecoder, draw: Callable, rows: int, block: int):
+        self.decoder, self.draw, self.block = decoder, draw, block
+        self.accelerator, device = torch.get_device_module(decoder.device), decoder.device
+        self.captured = hasattr(self.accelerator, "CUDAGraph") and device.type != "cpu"
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)
         self.position = torch.zeros_like(self.tokens)
         self.column = torch.zeros(1, dtype=torch.long, device=device)
-        self.uniform = torch.zeros(drawer.block, rows, device=device)
-        self.drawn = torch.zeros(drawer.block, rows, dtype=torch.long, device=device)
+        self.uniform = torch.zeros(block, rows, device=device)
+        self.drawn = torch.zeros(block, rows, dtype=torch.long, device=device)
         self.logp = torch.zeros_like(self.uniform, dtype=torch.float64)
         self.seen: dict[tuple[int, int], int] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
@@ -87,15 +99,15 @@ class _Steps:
         self, drawn: Tensor, logp: Tensor, uniform: Tensor
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Feed the first drawn tokens and draw the rest of the block."""
-        decoder, size = self.drawer.decoder, len(drawn)
-        assert isinstance(decoder, RaggedDecoder)
-        rows, width = self._shape(size, max(decoder.lengths) + self.drawer.block)
+        size = len(drawn)
+        rows, width = self._shape(size, max(self.decoder.lengths) + self.block)
         self.tokens.zero_()[:size] = drawn
-        self.position.zero_()[:size] = torch.tensor(decoder.lengths, device=drawn.device)
+        lengths = torch.tensor(self.decoder.lengths, device=drawn.device)
+        self.position.zero_()[:size] = lengths
         self.uniform[:, :size], self.drawn[0, :size], self.logp[0, :size] = uniform.T, drawn, logp
         self.column.zero_()
         step = self._step(rows, width)
-        for _ in range(self.drawer.block - 1):
+        for _ in range(self.block - 1):
             step(rows, width)
         return self.drawn[:, :size].T.tolist(), self.logp[:, :size].T.tolist()
 
@@ -108,7 +120,7 @@ class _Steps:
         while wide < width:
             wide *= 2
         rows = -(-rows // grain) * grain
-        return min(rows, len(self.tokens)), min(wide, self.drawer.decoder.capacity)
+        return min(rows, len(self.tokens)), min(wide, self.decoder.capacity)
 
     def _step(self, rows: int, width: int) -> Callable[[int, int], None]:
         """The step of this shape: recorded, or run as it is."""
@@ -118,9 +130,10 @@ class _Steps:
         self.seen[key] = self.seen.get(key, 0) + 1
         if not self.captured or self.seen[key] <= WARM:
             return self._advance
-        graph, other = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
+        graph = self.accelerator.CUDAGraph()
+        other = next(iter(self.graphs.values()), None)
         try:
-            with torch.cuda.graph(graph, pool=None if other is None else other.pool()):
+            with self.accelerator.graph(graph, pool=None if other is None else other.pool()):
                 self._advance(rows, width)
         except RuntimeError as error:
             logger.warning("steps are not recorded, which is slower: %s", error)
@@ -132,11 +145,10 @@ class _Steps:
     def _advance(self, rows: int, width: int) -> None:
         """Feed the last drawn tokens and draw the next ones, without a look at any number."""
         tokens, position = self.tokens[:rows], self.position[:rows]
-        decoder = self.drawer.decoder
-        hidden = decoder.states(decoder.single(tokens, position, width))
+        hidden = self.decoder.states(self.decoder.single(tokens, position, width))
         self.column += 1
         uniform = self.uniform.index_select(0, self.column)[0, :rows]
-        drawn, logp = self.drawer.next(hidden, uniform)
+        drawn, logp = self.draw(hidden, uniform=uniform)
         self.drawn[:, :rows].index_copy_(0, self.column, drawn[None])
         self.logp[:, :rows].index_copy_(0, self.column, logp[None].double())
         tokens.copy_(drawn)

@@ -9,6 +9,8 @@ room at once.
 Chance: row i's k-th own token is drawn with the k-th number of row i, so an episode depends neither
 on how the others go nor on how tokens are fed.
 
+Memory: never more rows at a time than training holds, whoever asks.
+
 Why a row ends is a `types.StopReason`; it is set here, where the row ends.
 """
 
@@ -17,10 +19,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from lldlib.config import RolloutConfig
-from lldlib.policy.load import unpacked
+from lldlib.files import Foreign
+from lldlib.policy.load import TAGS, end_tokens, unpacked
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.draw import Drawer
 from lldlib.types import Episode, Question, StopReason, Turn
@@ -40,7 +44,8 @@ class TokenText:
         self.eos = tokenizer.eos_token_id
         self.pieces: dict[int, str] = {}
         self.closing: dict[int, bool] = {}
-        self._encoded = lru_cache(TEXTS)(self._encode)
+        self._control, self._unknown = _control_tokens(tokenizer)
+        self._encoded = lru_cache(TEXTS, typed=True)(self._encode)
 
     def piece(self, token: int) -> str:
         """The text of one token, cached."""
@@ -54,12 +59,52 @@ class TokenText:
             self.closing[token] = may_end_turn(self.piece(token))
         return self.closing[token]
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of an environment text, without special tokens, cached."""
-        return list(self._encoded(text))
+    def encode(self, *pieces: str) -> list[int]:
+        """Tokens of a text given in pieces, none added in front or behind; cached.
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        The one door for text of others, which are the pieces of type `Foreign`: no special token
+        comes out of them. The text is encoded as a whole; one in which that would happen, piece by
+        piece. Tags of the protocol are text, in every vocabulary.
+        """
+        return list(self._encoded(*pieces))
+
+    def _encode(self, *pieces: str) -> tuple[int, ...]:
+        whole = self._tokens("".join(pieces))
+        if not any(isinstance(piece, Foreign) for piece in pieces):
+            return tuple(whole)
+        own = [self._tokens(piece) for piece in pieces if not isinstance(piece, Foreign)]
+        if self._controls(whole) == [token for part in own for token in self._controls(part)]:
+            return tuple(whole)
+        parts = [self._data(p) if isinstance(p, Foreign) else self._tokens(p) for p in pieces]
+        return tuple(token for part in parts for token in part)
+
+    def _tokens(self, text: str, **options: bool) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False, **options)
+
+    def _controls(self, tokens: list[int]) -> list[int]:
+        return [token for token in tokens if token in self._control]
+
+    def _data(self, text: str) -> list[int]:
+        """Special tokens' texts spelled out, or broken by a space where a vocabulary has no way."""
+        tokens = self._tokens(text, split_special_tokens=True)
+        if self._controls(tokens):
+            for mark in self._control.values():
+                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+            tokens = self._tokens(text, split_special_tokens=True)
+        left = [self._unknown if token in self._control else token for token in tokens]
+        return [token for token in left if token is not None]
+
+
+def _control_tokens(tokenizer) -> tuple[dict[int, str], int | None]:
+    """Special tokens and other added marks, by number; and what an unknown word becomes."""
+    marks = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special or "<" in token.content or "[" in token.content:
+            marks[number] = token.content
+    word = getattr(tokenizer.backend_tokenizer.model, "unk_token", None)
+    unknown = None if word is None else tokenizer.convert_tokens_to_ids(word)
+    kept = {n: mark for n, mark in marks.items() if n != unknown and mark not in TAGS}
+    return kept, unknown
 
 
 @dataclass
@@ -70,7 +115,7 @@ class _Row:
     group: int
     pending: list[int]  # tokens to be fed before the policy may speak again
     turns: list[Turn]
-    chance: list[float]  # uniform in [0, 1): one for every token that the policy may choose
+    number: int  # of the row among all that were asked for
     chosen: int = 0  # tokens that the policy has chosen
     length: int = 0  # tokens fed so far
     searches: int = 0
@@ -86,6 +131,7 @@ class Rollout:
     def __init__(self, tokenizer, rules: Rules, tool: Retriever, config: RolloutConfig):
         self.text, self.protocol = TokenText(tokenizer), rules.protocol(tokenizer)
         self.rules, self.tool, self.config = rules, tool, config
+        self.ends: frozenset[int] = frozenset()  # tokens that end a row, by the model that runs
 
     @torch.inference_mode()
     def run(
@@ -99,10 +145,11 @@ class Rollout:
     ) -> list[Episode]:
         """`samples` episodes a question, in the given order; `temperature` 0 is greedy.
 
+        At most `config.at_once` rows are generated at a time (0: the rows of a training batch).
         The `generator` is one of the CPU, wherever the model is. The model samples in evaluation
         mode, since gradient checkpointing in training mode would switch the cache off.
         """
-        training = model.training
+        training, self.ends = model.training, end_tokens(model, self.text.tokenizer)
         model.eval()
         try:
             return self._run(model, questions, temperature, samples, generator)
@@ -119,39 +166,48 @@ class Rollout:
     ) -> list[Episode]:
         asked = [pair for pair in enumerate(questions) for _ in range(samples)]
         size = (len(asked), self.config.max_tokens)
-        chance = torch.rand(size, generator=generator) if temperature else torch.zeros(size)
-        rows = [self._start(*pair) for pair in zip(asked, chance.tolist(), strict=True)]
-        at_once, left = self.config.at_once or len(rows), rows
+        # uniform in [0, 1): one for every token that a row's policy may choose
+        chance = (
+            torch.rand(size, generator=generator) if temperature else torch.zeros(1).expand(size)
+        )
+        rows = [self._start(row, *pair) for row, pair in enumerate(asked)]
+        left = rows
         with unpacked(model):
             while left:
-                size = min(at_once, len(left))
-                drawer = Drawer(model, size, self.config.max_tokens, temperature=temperature)
-                joining = len(left) if drawer.ragged else size
-                self._roll(drawer, left[:size], left[size:joining])
-                left = left[joining:]
+                left = self._wave(model, left, chance, temperature)
         return [self._end(row) for row in rows]
 
-    def _roll(self, drawer: Drawer, running: list[_Row], waiting: list[_Row]) -> None:
+    def _wave(
+        self, model: nn.Module, left: list[_Row], chance: Float[Tensor, "B T"], temperature: float
+    ) -> list[_Row]:
+        """Run as many rows as one cache takes, and those that can join them; what is left then."""
+        config = self.config
+        size = min(config.at_once or config.problems * config.group_size, len(left))
+        drawer = Drawer(model, size, config.max_tokens, temperature=temperature)
+        joining = len(left) if drawer.ragged else size
+        self._roll(drawer, left[:size], left[size:joining], chance)
+        return left[joining:]
+
+    def _roll(
+        self, drawer: Drawer, running: list[_Row], waiting: list[_Row], chance: Float[Tensor, "B T"]
+    ) -> None:
         """Run rows to their ends; a waiting one takes the place of one that ended."""
-        spare = [0.0] * drawer.block  # for tokens beyond the budget, which no row takes
-        waiting = waiting[::-1]
+        waiting, block = waiting[::-1], range(drawer.block)
         while running:
             fed = self._feed(running, drawer.ragged)
-            numbers = [
-                (row.chance[row.chosen : row.chosen + drawer.block] + spare)[: drawer.block]
-                for row in running
-            ]
-            self._advance(running, *drawer.draw(fed, numbers))
+            which = [[row.number] for row in running]
+            # beyond the budget any number will do: no row takes such a token
+            places = [[min(row.chosen + k, chance.shape[1] - 1) for k in block] for row in running]
+            self._advance(running, *drawer.draw(fed, chance[which, places]))
             for place, row in enumerate(running):
                 if row.stop is not None and waiting:
                     running[place] = waiting.pop()
             drawer.rewind([row.length for row in running])
             running = self._drop_finished(running, drawer)
 
-    def _start(self, asked: tuple[int, Question], chance: list[float]) -> _Row:
-        group, question = asked
-        tokens = self.text.encode(self.protocol.prompt(question.text))
-        return _Row(question, group, list(tokens), [Turn.given("prompt", tokens)], chance)
+    def _start(self, number: int, group: int, question: Question) -> _Row:
+        tokens = self.text.encode(*self.protocol.opening(question.text))
+        return _Row(question, group, list(tokens), [Turn.given("prompt", tokens)], number)
 
     def _end(self, row: _Row) -> Episode:
         """The episode, with what its tokens are for and what it earned."""
@@ -256,7 +312,7 @@ class Rollout:
         row.speaking.logp.append(logp)
         row.chosen += 1
         row.pending = [token]
-        if token == self.text.eos:
+        if token in self.ends:
             row.stop = StopReason.EOS
 
     def _reply(self, asking: list[tuple[_Row, Action]]) -> None:

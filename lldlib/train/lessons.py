@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lldlib.config import DemonstrationConfig
-from lldlib.files import read_jsonl
+from lldlib.files import Foreign, read_jsonl
 from lldlib.policy.load import EOS
 from lldlib.retrieval import Passage, Retriever, words
 from lldlib.rollout.batch import demonstration
@@ -33,7 +33,8 @@ def lesson_episode(
     passage_tokens: int = 0,
 ) -> Episode:
     """The episode of a lesson; `passage_tokens`: tokens of each passage at most, 0 = all."""
-    pieces: list[tuple[str | list[int], bool]] = [(protocol.prompt(question.text), False)]
+    prompt = text.encode(*protocol.opening(question.text))
+    pieces: list[tuple[str | list[int], bool]] = [(prompt, False)]
     for action, passages in lesson:
         pieces.append((action, True))
         if passages:
@@ -230,16 +231,17 @@ def gold_lesson(path: GoldPath, rng: random.Random, top_k: int) -> Lesson:
         action = f"<think> {known}{need} </think>\n<search> {hop.query} </search>"
         read = [hop.passage, *rng.sample(path.others, min(top_k - 1, len(path.others)))]
         rng.shuffle(read)
-        lesson.append((action, tuple(read)))
+        lesson.append((Foreign(action), tuple(read)))
         known = f"{rng.choice(_NOTES).format(hop.finding or hop.passage.title)} "
     known = f"{path.last_thought} " if path.last_thought else known
     answer = path.question.answers[0]
-    return [*lesson, (f"<think> {known}</think>\n<answer> {answer} </answer>", ())]
+    return [*lesson, (Foreign(f"<think> {known}</think>\n<answer> {answer} </answer>"), ())]
 
 
 def answer_at_once(path: GoldPath) -> Lesson:
     """The answer without a search: what it teaches is what a start gives without reading."""
-    return [(f"<think> {_AT_ONCE} </think>\n<answer> {path.question.answers[0]} </answer>", ())]
+    said = f"<think> {_AT_ONCE} </think>\n<answer> {path.question.answers[0]} </answer>"
+    return [(Foreign(said), ())]
 
 
 # -- sparks ----------------------------------------------------------------------------------------

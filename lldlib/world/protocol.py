@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lldlib.files import Foreign
 from lldlib.retrieval import Passage
 from lldlib.types import Span
 from lldlib.world.answers import boxed
@@ -56,17 +57,26 @@ class Protocol:
     observation_tokens: int | None = None  # tokens of one environment turn at most; None: no limit
     chat: tuple[str, str] = ("", "")  # a chat template's texts before and after the user's message
 
-    def prompt(self, question: str) -> str:
-        """The text that opens an episode; a missing question mark is added, as Search-R1 does."""
+    def message(self, question: str) -> str:
+        """What the user says; a missing question mark is added, as Search-R1 does."""
         question = question.strip()
         mark = "" if question.endswith("?") else "?"
-        return f"{self.chat[0]}{self.instruction}Question: {question}{mark}\n{self.chat[1]}"
+        return f"{self.instruction}Question: {question}{mark}\n"
+
+    def opening(self, question: str) -> tuple[str, Foreign, str]:
+        """The text that opens an episode, in pieces for `TokenText.encode`."""
+        return self.chat[0], Foreign(self.message(question)), self.chat[1]
+
+    def prompt(self, question: str) -> str:
+        """The text that opens an episode, as one."""
+        return "".join(self.opening(question))
 
     def observe(
         self, passages: Sequence[Passage], encode: Callable[[str], list[int]], passage_tokens: int
     ) -> list[int]:
         """Tokens of the environment's answer to a search, at most `observation_tokens` of them.
 
+        `encode` is given text of others as Foreign, as `TokenText.encode` takes it.
         What is too long is cut at its end. The closing tag stays, where Search-R1 cuts it off too.
         Each passage is cut to `passage_tokens` first, its number and title included; 0: no cut.
         """
@@ -80,10 +90,12 @@ class Protocol:
         if passage_tokens:
             tokens = encode(before)
             for number, text in enumerate(texts):
-                tokens += (encode(between) if number else []) + encode(text)[:passage_tokens]
+                tokens += (encode(between) if number else []) + encode(Foreign(text))[
+                    :passage_tokens
+                ]
             tokens += encode(after)
         else:
-            tokens = encode(before + between.join(texts) + after)
+            tokens = encode(Foreign(before + between.join(texts) + after))
         limit = self.observation_tokens
         if limit is None or len(tokens) <= limit:
             return tokens
@@ -114,9 +126,9 @@ class Protocol:
 class MathsProtocol(Protocol):
     """The texts of an episode without search: the problem as it is, then the instruction."""
 
-    def prompt(self, question: str) -> str:
-        """The text that opens an episode."""
-        return f"{self.chat[0]}{question.strip()}\n{self.instruction}\n{self.chat[1]}"
+    def message(self, question: str) -> str:
+        """What the user says."""
+        return f"{question.strip()}\n{self.instruction}\n"
 
     def final_answer(self, said: str, tagged: str | None) -> str | None:
         """What the last complete box of all that was said holds; else the <answer>, if any."""

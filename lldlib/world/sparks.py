@@ -40,8 +40,8 @@ PASS_SAMPLES = 32  # answers to each hard one, for pass@k
 class SparkProtocol(Protocol):
     """The question is the prompt; the answer is the last digit before the end."""
 
-    def prompt(self, question: str) -> str:
-        """The text that opens an episode."""
+    def message(self, question: str) -> str:
+        """The question alone."""
         return question
 
     def final_answer(self, said: str, tagged: str | None) -> str | None:

@@ -16,6 +16,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from lldlib.config import RolloutConfig
 from lldlib.retrieval import Retriever
+from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question, StopReason, Turn
 from lldlib.world.environment import Rules
 from lldlib.world.protocol import CLOSING_TAGS, ends_turn, parse_action
@@ -58,6 +59,7 @@ class SearchR1Loop:
                 "give a policy with the tiny vocabulary"
             )
         self.tokenizer, self.rules = tokenizer, rules
+        self._encode = TokenText(tokenizer).encode
         self.protocol = rules.protocol(tokenizer)
         self.retriever, self.config = retriever, config
         self.ends = [tokenizer.eos_token_id, *(vocabulary[tag] for tag in CLOSING_TAGS)]
@@ -75,7 +77,7 @@ class SearchR1Loop:
 
     def _start(self, question: Question) -> _Row:
         row = _Row(question, [])
-        self._append(row, "prompt", self._encode(self.protocol.prompt(question.text)))
+        self._append(row, "prompt", self._encode(*self.protocol.opening(question.text)))
         return row
 
     def _end(self, row: _Row, group: int) -> Episode:
@@ -83,9 +85,6 @@ class SearchR1Loop:
         reward = self.rules.reward(row.answer, row.question.answers)
         counts = row.searches, row.invalid
         return Episode(row.question, row.turns, row.stop, row.answer, *counts, reward, group)
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _generate(self, model: nn.Module, rows: list[_Row], temperature: float) -> list[list[int]]:
         width = max(len(row.tokens) for row in rows)
