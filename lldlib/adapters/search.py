@@ -84,8 +84,8 @@ def search_rollout(
 
     The dataset's `prompt` is the text of one of `questions` (unique texts); the runner renders the
     protocol around it. Reward functions get `episode_reward`, by the rules of the runner;
-    `rollout_reward` hands it on. Raises ValueError for two questions of one text, KeyError for a
-    prompt that is none.
+    `rollout_reward` hands it on. Raises ValueError for two questions of one text and for a model
+    whose weights are split over processes, KeyError for a prompt that is none.
     """
     by_text = {question.text: question for question in questions}
     if len(by_text) < len(questions):
@@ -93,10 +93,17 @@ def search_rollout(
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, list | None]:
         model = trainer.accelerator.unwrap_model(trainer.model)
+        if any(not p.numel() or hasattr(p, "ds_id") for p in model.parameters()):
+            raise ValueError(
+                "search_rollout needs the whole model in each process, and here its weights are "
+                "split (DeepSpeed ZeRO-3, FSDP): use environment_factory=search_environment(...), "
+                "for which TRL itself generates"
+            )
         asked = [by_text[prompt] for prompt in prompts]
         episodes = runner.run(model, asked, temperature=trainer.temperature)
         return completions(episodes, filler=trainer.processing_class.eos_token_id)
 
+    rollout.ends_in_tag = True  # an episode ends in </answer>, which TRL takes for a cut
     return rollout
 
 

@@ -1,20 +1,21 @@
 """What the TRL adapter tells of a rollout batch once its last update is done."""
 
 import datetime
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 import trl
-from jaxtyping import Bool, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from lldlib.adapters.trl_config import OFFERED, SETTINGS
+from lldlib.adapters.trl_config import SETTINGS
+from lldlib.adapters.trl_rows import Rows, action_mask
 from lldlib.adapters.watch import Probe, Seen, episode_record, measure
 from lldlib.config import PROBE_ROWS
 from lldlib.losses import mixed_group_share
@@ -22,24 +23,11 @@ from lldlib.losses.objective import derived
 
 PROBE_FILE = "probe.safetensors"  # in the run folder
 EPISODES_LOGGED = 2  # per rollout batch, of the main process
+NAN = math.nan
 CORRECT = 0.5  # a response is correct where its reward is over this
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
 SCORED = (*LEFT_PADDED, "completion_ids", "completion_mask", "tool_mask", "lld_span")
-Rows = Mapping[str, Any]  # what TRL keeps of some rollouts, by its own names
-
-
-def action_mask(rows: Rows) -> Bool[Tensor, "B T"]:
-    """Completion tokens that the policy chose. TRL pads `tool_mask` with 1, hence the product."""
-    mask = rows["completion_mask"]
-    return (mask * rows["tool_mask"] if "tool_mask" in rows else mask).bool()
-
-
-def joined(rows: Rows) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
-    """Prompt and completion together: tokens and attention mask."""
-    return tuple(
-        torch.cat([rows[f"prompt_{what}"], rows[f"completion_{what}"]], dim=1)
-        for what in ("ids", "mask")
-    )
+READ = (*SCORED, "advantages", "lld_logp", "lld_proxy", "lld_reward")
 
 
 class BatchReport(TrainerCallback):
@@ -72,22 +60,29 @@ class BatchReport(TrainerCallback):
     @torch.no_grad()
     def _report(self, index: int) -> None:
         trainer = self.trainer
-        parts = trainer._buffered_inputs
-        keys = [k for k, v in parts[0].items() if isinstance(v, Tensor) and v.dim()]
-        rows = {key: torch.cat([part[key] for part in parts]) for key in keys}
-        rows["lld_new_logp"] = trainer.score(rows)
-        everyone = {key: self._gathered(key, value) for key, value in rows.items()}
-        row = self._sums() | self._rewards() | self._measured(everyone)
-        row |= {
-            "update/lr": trainer._get_learning_rate(),
-            "time/step": time.perf_counter() - trainer.began,
-        }
-        row |= trainer.watch.batch(index, row)
+        row = self._sums()
+        if trainer.args.measure_every:
+            row |= self._rewards()
+            if trainer.measured:
+                row |= self._measured(index)
+            row |= {
+                "update/lr": trainer._get_learning_rate(),
+                "time/step": time.perf_counter() - trainer.began,
+            }
+            row |= trainer.watch.batch(index, row)
         for key, value in row.items():
             if value == value:  # nan: nothing was measured
                 trainer._metrics["train"][key].append(value)
+
+    def _measured(self, index: int) -> dict[str, float]:
+        """What two more passes tell of the batch; a few episodes go to the run folder."""
+        trainer, parts = self.trainer, self.trainer._buffered_inputs
+        rows = {key: torch.cat([part[key] for part in parts]) for key in READ if key in parts[0]}
+        rows["lld_new_logp"] = trainer.score(rows)
         for record in self._records(rows):
             trainer.watch.rollout(index, record)
+        everyone = {key: self._gathered(key, value) for key, value in rows.items()}
+        return self._likelihood(everyone) | {"search/valid": trainer.valid_searches}
 
     def _gathered(self, key: str, value: Tensor) -> Tensor:
         """The rows of all processes, padded to one width."""
@@ -99,23 +94,21 @@ class BatchReport(TrainerCallback):
 
     def _sums(self) -> dict[str, float]:
         """What was summed over the updates: the terms, the entropy, the gradient norms."""
-        sums, reduce = self.trainer.sums, self.trainer.accelerator.reduce
-        keys = sorted(sums)
-        device = self.trainer.accelerator.device
-        local = torch.tensor([sums[key] for key in keys], dtype=torch.float64, device=device)
-        mean = dict(zip(keys, reduce(local, reduction="mean").tolist(), strict=True))
-        tokens = mean.pop("tokens")
-        entropy = mean.pop("entropy") / tokens if tokens else float("nan")
-        norms = [norm for norm in self.trainer.norms if norm < float("inf")]
-        return (
-            mean
-            | derived(self.trainer.terms, mean)
-            | {
-                "policy/entropy": entropy,
-                "grad/norm": max(norms, default=float("nan")),
-                "grad/norm_mean": sum(norms) / len(norms) if norms else float("nan"),
-            }
-        )
+        trainer = self.trainer
+        if not trainer.sums:
+            return {}
+        keys = sorted(trainer.sums)
+        local = torch.stack([trainer.sums[key].double() for key in keys])
+        reduced = trainer.accelerator.reduce(local, reduction="mean").tolist()
+        mean = dict(zip(keys, reduced, strict=True))
+        tokens, entropy = mean.pop("tokens", 0.0), mean.pop("entropy", NAN)
+        row = mean | derived(trainer.terms, mean)
+        if trainer.measured:
+            norms = [norm for norm in map(float, trainer.norms) if norm < math.inf]
+            row["policy/entropy"] = entropy / tokens if tokens else NAN
+            row["grad/norm"] = max(norms, default=NAN)
+            row["grad/norm_mean"] = sum(norms) / len(norms) if norms else NAN
+        return row
 
     def _rewards(self) -> dict[str, float]:
         rewards, size = self.trainer.rewards, self.trainer.num_generations
@@ -124,16 +117,16 @@ class BatchReport(TrainerCallback):
             "reward/mean": float(rewards.mean()),
             "reward/std": float(rewards.view(-1, size).std(1).mean()),
             "reward/mixed_groups": mixed_group_share(rewards, group),
-            "search/valid": self.trainer.valid_searches,
         }
 
-    def _measured(self, rows: Rows) -> dict[str, float]:
+    def _likelihood(self, rows: Rows) -> dict[str, float]:
+        mask = action_mask(rows)
         seen = Seen(
-            logp=torch.where(action_mask(rows), rows["lld_logp"].float(), 0.0),
-            new_logp=rows["lld_new_logp"],
+            logp=torch.where(mask, rows["lld_logp"].float(), 0.0),
+            new_logp=torch.where(mask, rows["lld_new_logp"].float(), 0.0),
             rewards=rows["lld_reward"],
             advantages=rows["advantages"],
-            action_mask=action_mask(rows),
+            action_mask=mask,
             proxy_logp=rows.get("lld_proxy"),
             quantile=self.trainer.terms.lp_reg_quantile,
             selection=self.trainer.terms.lp_reg_selection,
@@ -151,8 +144,8 @@ class BatchReport(TrainerCallback):
                     save_file(self.probe, Path(self.trainer.watch.folder, PROBE_FILE))
         if self.probe is None:
             return None
-        logp = self.trainer.score(self.probe)
-        return Probe(logp, action_mask(self.probe), self.probe["lld_span"])
+        logp, mask = self.trainer.score(self.probe).float(), action_mask(self.probe)
+        return Probe(torch.where(mask, logp, 0.0), mask, self.probe["lld_span"])
 
     def _records(self, rows: Rows) -> list[dict[str, Any]]:
         """A few episodes for the run folder, of this process."""
@@ -177,12 +170,11 @@ class BatchReport(TrainerCallback):
 
     def _describe(self, max_steps: int) -> dict[str, Any]:
         """The run folder's config.json."""
-        args, terms = self.trainer.args, self.trainer.terms
-        active = [term.name for term in OFFERED if term.weight(terms)]
+        args = self.trainer.args
         versions = {m.__name__: m.__version__ for m in (torch, transformers, trl)}
         return {
             "engine": "trl",
-            "method": "_".join(active) or "grpo",
+            "method": "_".join(args.active) or "grpo",
             "seed": args.seed,
             "steps": max_steps // args.updates_per_batch,
             "updates_per_batch": args.updates_per_batch,
@@ -190,6 +182,7 @@ class BatchReport(TrainerCallback):
             "grad_clip": args.max_grad_norm,
             "rows": args.generation_batch_size,
             "group_size": args.num_generations,
+            "measure_every": args.measure_every,
             "processes": self.trainer.accelerator.num_processes,
             "loss": {"kl_coef": args.beta} | {name: getattr(args, name) for name in SETTINGS},
             "loss_type": args.loss_type,

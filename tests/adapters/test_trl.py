@@ -163,7 +163,7 @@ def test_a_weight_of_zero_leaves_trl_as_it_is(monkeypatch, tmp_path):
             | {"num_iterations": 1, "gradient_accumulation_steps": 4, "steps_per_generation": 4},
             "set steps_per_generation=40 .* or num_iterations=2",
         ),
-        ({"gradient_accumulation_steps": 2}, "steps_per_generation=1 is no multiple"),
+        (LLDS | {"gradient_accumulation_steps": 2}, "steps_per_generation=1 is no multiple"),
     ],
 )
 def test_settings_that_make_llds_zero_are_refused(changes, part, tmp_path):
