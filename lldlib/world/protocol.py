@@ -135,8 +135,32 @@ class MathsProtocol(Protocol):
         return boxed(said) or tagged
 
 
+@dataclass(frozen=True)
+class PlainProtocol(Protocol):
+    """The texts of the atlas for a real tokenizer: its spaced-out words as people write them."""
+
+    def prompt(self, question: str) -> str:
+        """The text that opens an episode."""
+        return super().prompt(_written(question))
+
+    def observe(
+        self, passages: Sequence[Passage], encode: Callable[[str], list[int]], passage_tokens: int
+    ) -> list[int]:
+        """Tokens of the environment's answer to a search."""
+        plain = [replace(passage, text=_written(passage.text)) for passage in passages]
+        return super().observe(plain, encode, passage_tokens)
+
+
+def _written(text: str) -> str:
+    """Without the space that the built-in world has before a mark, as in "What is this ?"."""
+    return re.sub(r" ([.?])$", r"\1", text)
+
+
 SEARCH_R1 = Protocol(INSTRUCTION, INVALID_MESSAGE, numbered=True, observation_tokens=500)
 TINY = Protocol("", TINY_INVALID_MESSAGE)
+ATLAS = PlainProtocol(
+    "", "\nInvalid action. Use <search> query </search> or <answer> answer </answer>.\n"
+)
 MATHS = MathsProtocol(MATHS_INSTRUCTION, invalid_message="")
 
 
@@ -146,6 +170,14 @@ def search_protocol(tokenizer) -> Protocol:
     The latter stands in the tokenizer's chat template, if it has one.
     """
     return TINY if "</search>" in tokenizer.get_vocab() else SEARCH_R1.in_chat(tokenizer)
+
+
+def atlas_protocol(tokenizer) -> Protocol:
+    """The short texts of the built-in world: TINY for a vocabulary that holds the tags, or ATLAS.
+
+    Without instruction and chat template: a start is taught the tags, and an episode stays short.
+    """
+    return TINY if "</search>" in tokenizer.get_vocab() else ATLAS
 
 
 def parse_action(text: str) -> Action:
