@@ -100,7 +100,7 @@ class DataConfig:
     train: tuple[str, ...] = ()  # JSONL files of questions, or hub:NAME such as hub:dapo
     kind: Kind = "qa"  # qa: search, exact match; maths: no search, boxed answers by math-verify
     heldout: tuple[str, ...] = ()  # the same, for the held-out exact match
-    heldout_limit: int = 120  # questions of each held-out file
+    heldout_limit: int = 120  # questions of each held-out file; of "shuffled": a number of hops
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
     corpus: str | None = None  # passages for bm25, as JSONL
     index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
@@ -228,9 +228,9 @@ class DemonstrationConfig:
 
 @dataclass(frozen=True)
 class WarmstartConfig:
-    """Supervised training of the tiny searcher, from nothing or from another searcher."""
+    """Supervised training in the atlas: of the tiny searcher, or of a real model."""
 
-    start: str | None = None  # the policy to go on from (None: from nothing)
+    start: str | None = None  # the policy to go on from (None: a tiny one from nothing)
     seed: int = 0  # of initial weights, questions and demonstrations
     plain_steps: int = (
         500  # optimiser updates on demonstrations without noise or filler: learn to copy
@@ -241,9 +241,11 @@ class WarmstartConfig:
     lr: float = 2e-3  # AdamW, linear warm-up, then linear decay
     warmup: int = 100  # updates of the warm-up
     hop_weights: tuple[float, ...] = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions
-    width: int = 96  # hidden size
-    layers: int = 3  # transformer layers
-    heads: int = 4  # attention heads
+    rows: int = 0  # demonstrations that go through the model at a time (0 = all)
+    autocast: bool = False  # matrix products in bfloat16, weights as they are loaded
+    width: int = 96  # hidden size of a tiny one
+    layers: int = 3  # its transformer layers
+    heads: int = 4  # its attention heads
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
 
 

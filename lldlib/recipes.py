@@ -4,7 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig
+from lldlib.config import (
+    DataConfig,
+    DemonstrationConfig,
+    LoadConfig,
+    LossConfig,
+    RolloutConfig,
+    TrainConfig,
+    WarmstartConfig,
+)
 
 _GRPO = LossConfig()
 _LLDS = {"llds_coef": 0.2}  # lambda of 2512.04220 (0.3 for Qwen2.5-7B-Instruct)
@@ -147,6 +155,30 @@ SHUFFLED = Recipe(
     best_rate=2e-4,
 )
 
+# the shuffled atlas for a real model with adapters, after its start (data/smollm2): short episodes
+# of about 100 tokens, one passage a search, no KL
+ADAPTERS = Recipe(
+    settings={
+        "world": "shuffled",
+        "steps": 60,
+        "updates_per_batch": 6,
+        "lr": 1e-3,
+        "warmup_batches": 5,
+        "grad_clip": 1.0,
+        "eval_every": 10,
+        "probe_every": 0,
+        "heldout_limit": 8,
+        "problems": 12,
+        "group_size": 5,
+        "max_searches": 4,
+        "max_tokens": 200,
+        "top_k": 1,
+        "load": LoadConfig(lora_rank=32, lora_alpha=64, dtype="bfloat16"),
+    },
+    loss={"kl_coef": 0.0},
+    weights={"llds_coef": 0.5},
+)
+
 # the world of sparks, on-policy: one update a batch, as in the main results of Lp-Reg (2510.03222),
 # which has no KL to a reference
 SPARKS = Recipe(
@@ -199,9 +231,36 @@ NESTED = ("rollout", "loss", "data")  # fields of TrainConfig that are configs o
 _OF_POLICY = {"half_taught": SHUFFLED, "sparks": SPARKS, "tiny": WORLD}
 
 
-def built_in(policy: str) -> Recipe:
-    """The recipe of a policy in a built-in world: WORLD but for half_taught and sparks."""
-    return _OF_POLICY.get(policy, WORLD)
+def built_in(policy: str, world: str | None = None) -> Recipe:
+    """The recipe of a policy in a built-in world.
+
+    SHUFFLED for half_taught, SPARKS for sparks; for any other policy ADAPTERS in the world
+    "shuffled", else WORLD.
+    """
+    return _OF_POLICY.get(policy, ADAPTERS if world == "shuffled" else WORLD)
+
+
+def start_config(start: str | None) -> WarmstartConfig:
+    """The warm start of a tiny searcher, or with `start` "smollm2" that of SmolLM2.
+
+    The latter looks up one thing and answers, as half_taught does: 40 updates of 12 demonstrations,
+    thoughts in plain English. About ten minutes of one processor core.
+    """
+    if start != "smollm2":
+        return WarmstartConfig(start=start)
+    half = DemonstrationConfig(corrupt=0.15, stop_early=0.85, give_up=0.5)
+    return WarmstartConfig(
+        start=start,
+        plain_steps=0,
+        steps=40,
+        batch=12,
+        lr=1.5e-4,
+        warmup=10,
+        hop_weights=(0.34, 0.33, 0.33),
+        rows=8,
+        autocast=True,
+        demonstrations=half,
+    )
 
 
 def train_config(
@@ -215,11 +274,13 @@ def train_config(
     """The run of one method (see `METHODS`) by a recipe.
 
     Without `recipe`: SHUFFLED for "half_taught", SPARKS for "sparks", WORLD for "tiny", the
-    searcher of the first world, PAPER for every other policy. `overrides` are fields of the
+    searcher of the first world; for every other policy ADAPTERS with `world` "shuffled", else
+    PAPER. `overrides` are fields of the
     configs, by their bare names. Raises ValueError for an unknown method or field.
     """
     if recipe is None:
-        recipe = _OF_POLICY.get(policy, PAPER)
+        real = ADAPTERS if overrides.get("world") == "shuffled" else PAPER
+        recipe = _OF_POLICY.get(policy, real)
     given = {**recipe.settings, "policy": policy, **overrides}
     kinds = (RolloutConfig, LossConfig, DataConfig)
     known = {kind: field_names(kind) & given.keys() for kind in kinds}

@@ -41,6 +41,22 @@ def test_each_text_of_the_policy_is_one_action_and_a_search_reads_one_passage():
             assert (parse_action(text).kind, len(read)) in (("search", 1), ("answer", 0))
 
 
+def test_plain_thoughts_lead_to_the_same_actions_in_many_words():
+    """What a real model is taught: sentences, the same walk, hardly a thought twice."""
+    rng, thoughts = random.Random(0), []
+    for question in world_questions(60):
+        lesson = atlas_lesson(world(), question, retriever(), rng, CLEAN, plain=True)
+        actions = [parse_action(text) for text, _ in lesson]
+        assert [action.kind for action in actions] == ["search"] * question.hops + ["answer"]
+        for hop, action in zip(question.chain, actions, strict=False):
+            assert action.content == " ".join(hop.query_words)
+        assert exact_match(actions[-1].content, question.answers) == 1.0
+        thoughts += [text.split("</think>")[0] for text, _ in lesson]
+        assert all(thought.endswith((". ", "? ")) for thought in thoughts)
+        assert not any("  " in thought for thought in thoughts)
+    assert len(set(thoughts)) > 0.95 * len(thoughts)
+
+
 def test_a_clean_demonstration_walks_the_chain_and_is_right():
     for question, actions, passages in shown(CLEAN):
         assert [action.kind for action in actions] == ["search"] * question.hops + ["answer"]

@@ -7,12 +7,14 @@ from helpers import character_tokenizer
 
 from lldlib.retrieval import Passage
 from lldlib.world.protocol import (
+    ATLAS,
     END_OF_INFORMATION,
     INSTRUCTION,
     SEARCH_R1,
     TINY,
     Action,
     Span,
+    atlas_protocol,
     ends_turn,
     may_end_turn,
     parse_action,
@@ -204,3 +206,15 @@ def test_the_chat_template_goes_around_instruction_and_question():
     tokenizer.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(ValueError, match="chat template"):
         SEARCH_R1.in_chat(tokenizer)
+
+
+def test_a_real_tokenizer_reads_the_atlas_as_people_write_it():
+    assert ATLAS.prompt("What is the code of .th ?") == "Question: What is the code of .th?\n"
+    passage = Passage("a", "The capital of Peru is Lima .", "Peru")
+    plain, spaced = (
+        "".join(map(chr, protocol.observe([passage], lambda text: [ord(c) for c in text], 0)))
+        for protocol in (ATLAS, TINY)
+    )
+    assert plain == "\n\n<information> The capital of Peru is Lima. </information>\n\n"
+    assert spaced == plain.replace("Lima.", "Lima .")
+    assert atlas_protocol(character_tokenizer()) is ATLAS

@@ -64,3 +64,5 @@ def test_validation_and_test_halves_share_no_question_and_ask_true_facts():
             assert facts <= TRUE
     assert not {q.id for q in halves[0]} & {q.id for q in halves[1]}
     assert halves[0] == exam_questions((1, 2, 3, 4), "validation")
+    few = exam_questions((1, 2), "test", limit=8)
+    assert Counter(q.hops for q in few) == {1: 8, 2: 8} and set(few) <= set(halves[1])

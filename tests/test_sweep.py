@@ -229,3 +229,12 @@ def test_a_grid_may_vary_the_world_and_a_policy_brings_its_recipe(tmp_path):
     assert {cell.config.updates_per_batch for cell in cells} == {
         SHUFFLED.settings["updates_per_batch"]
     }
+
+
+def test_a_real_model_in_the_atlas_has_a_recipe_of_its_own(tmp_path):
+    (cell,) = grid_cells(
+        {"method": ["llds"], "seed": [0], "policy": ["x"], "world": ["shuffled"]}, tmp_path
+    )
+    assert cell.config.load.lora_rank == 32 and cell.config.rollout.top_k == 1
+    assert cell.config == train_config("llds", 0, "x", world="shuffled")
+    assert train_config("llds", 0, "x").rollout.top_k == 3  # the papers' own

@@ -14,7 +14,7 @@ from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
 from lldlib.types import Episode, Question
 from lldlib.world.atlas import Chain, World, WorldQuestion
-from lldlib.world.environment import RULES, Environment, Rules, Split
+from lldlib.world.environment import ATLAS, Environment, Rules, Split
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def permuted_control(
             asked.append(question)
             moved.append(replace(question, answers=(answer,)))
     split = Split(moved, BM25Retriever(permuted.passages("all")))
-    result = _greedy(policy, RULES["qa"], split, rollout)
+    result = _greedy(policy, ATLAS, split, rollout)
     true = [
-        RULES["qa"].reward(episode.answer, question.answers)
+        ATLAS.reward(episode.answer, question.answers)
         for episode, question in zip(result.episodes, asked, strict=True)
     ]
     return PermutedControl(len(asked), em_permuted=result.reward, em_true=sum(true) / len(true))

@@ -15,6 +15,7 @@ from lldlib.policy.load import EOS
 from lldlib.retrieval import Passage, Retriever, words
 from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
+from lldlib.train import wording
 from lldlib.types import Episode, Question
 from lldlib.world import sparks
 from lldlib.world.atlas import World, WorldQuestion
@@ -76,8 +77,10 @@ def atlas_lesson(
     retriever: Retriever,
     rng: random.Random,
     config: DemonstrationConfig,
+    *,
+    plain: bool = False,
 ) -> Lesson:
-    """A noisy walk along the question's hops.
+    """A noisy walk along the question's hops; `plain`: thoughts in plain English (`wording`).
 
     A hop's query is corrupted now and then; after a wrong passage the agent searches again or
     answers wrongly from what it read, and half-way it may stop and answer too early. Every think
@@ -92,25 +95,33 @@ def atlas_lesson(
         key = rng.choice(world.keys[hop.relation]) if bad else hop.key
         mean = config.filler_words_failing if bad else config.filler_words
         query = [hop.query_words[0], key]
-        rng.shuffle(query)
-        think = " ".join([*filler(rng, mean), "find", key])
+        if plain:
+            think = wording.before_search(rng, query[0], key, inverse=hop.inverse)
+        else:
+            rng.shuffle(query)
+            think = " ".join([*filler(rng, mean), "find", key])
         found = retriever.search([" ".join(query)], 1)[0]
         text = f"<think> {think} </think> <search> {' '.join(query)} </search>"
         lesson.append((text, tuple(found)))
         if bad and found and rng.random() < config.give_up:
             wrong = found[0].text.split()[-4 if hop.inverse else -2]
-            return [*lesson, _answer(rng, wrong, mean)]
+            return [*lesson, _answer(rng, wrong, mean, plain)]
         if not bad:
             hops.pop(0)
             if hops and rng.random() < config.stop_early:
-                return [*lesson, _answer(rng, hop.answer, config.filler_words)]
+                return [*lesson, _answer(rng, hop.answer, config.filler_words, plain)]
         if len(lesson) >= config.max_searches and hops:
             return lesson
-    return [*lesson, _answer(rng, question.answers[0], config.filler_words)]
+    return [*lesson, _answer(rng, question.answers[0], config.filler_words, plain)]
 
 
-def _answer(rng: random.Random, answer: str, mean: float) -> tuple[str, tuple[Passage, ...]]:
-    think = " ".join([*filler(rng, mean), "so", answer])
+def _answer(
+    rng: random.Random, answer: str, mean: float, plain: bool
+) -> tuple[str, tuple[Passage, ...]]:
+    if plain:
+        think = wording.before_answer(rng, answer)
+    else:
+        think = " ".join([*filler(rng, mean), "so", answer])
     return f"<think> {think} </think> <answer> {answer} </answer>", ()
 
 

@@ -29,7 +29,7 @@ from lldlib.types import Episode
 from lldlib.world import sparks
 from lldlib.world.answers import normalise_answer
 from lldlib.world.atlas import World, vocabulary
-from lldlib.world.protocol import TINY, search_protocol
+from lldlib.world.protocol import TINY, atlas_protocol, search_protocol
 
 DRAWS = 50  # trajectories tried for one that fits in max_tokens
 PLAIN = DemonstrationConfig(
@@ -124,14 +124,16 @@ def _untrained(
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
-    """A tiny searcher from nothing or from another; one config, one set of weights on a machine.
+    """A searcher of the atlas, tiny or real; one config, one set of weights on a machine.
 
-    The facts are permuted afresh all through it, so that remembering an answer never pays and the
-    searcher has to read; no true fact is ever shown.
+    A tokenizer without the tags means a real model, which is taught plain English. The facts are
+    permuted afresh all through it, so that remembering an answer never pays and the searcher has to
+    read; no true fact is ever shown.
     """
     policy = load_as(config.start, LoadConfig()) if config.start else make_tiny(world, config)
     rng = random.Random(config.seed)
     text, permuted, retriever = TokenText(policy.tokenizer), world, None
+    protocol = atlas_protocol(policy.tokenizer)
 
     def draw(step: int) -> list[Episode]:
         """The lessons of an update, on a planet that is made anew every few updates."""
@@ -142,15 +144,27 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
             retriever = BM25Retriever(permuted.passages("train"))
         questions = permuted.sample_questions(rng, config.batch, "train", config.hop_weights)
         style = PLAIN if step < config.plain_steps else config.demonstrations
+        plain = protocol is not TINY
         return [
             lessons.lesson_episode(
-                q, lessons.atlas_lesson(permuted, q, retriever, rng, style), text, TINY
+                q,
+                lessons.atlas_lesson(permuted, q, retriever, rng, style, plain=plain),
+                text,
+                protocol,
             )
             for q in questions
         ]
 
     rate = Schedule(config.lr, config.warmup, config.steps, floor=0.05)
-    return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
+    learner = Supervised(
+        policy,
+        rate,
+        draw,
+        weight_decay=0.01,
+        rows=config.rows or None,
+        autocast=config.autocast,
+    )
+    return learner.run(progress=progress)
 
 
 def sparks_policy(config: lessons.SparksConfig, *, progress: bool = True) -> Policy:

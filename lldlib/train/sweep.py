@@ -313,7 +313,7 @@ def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
         kept = {k: v for k, v in chosen.items() if _applies(k, chosen["method"])}
         used |= kept.keys()
         path = out / cell_name(kept)
-        recipe = built_in(kept.get("policy", TrainConfig.policy))
+        recipe = built_in(kept.get("policy", TrainConfig.policy), kept.get("world"))
         cells[path] = Cell(path, train_config(**kept, recipe=recipe))
     if idle := [name for name in names if name not in used]:
         raise ValueError(

@@ -11,7 +11,7 @@ from lldlib.config import HELDOUT_QUESTIONS, TRAIN_QUESTIONS, TrainConfig, data_
 from lldlib.files import read_jsonl, text_field
 from lldlib.retrieval import BM25Retriever, Passage
 from lldlib.types import Question
-from lldlib.world.environment import RULES, Environment, Split
+from lldlib.world.environment import ATLAS, Environment, Split
 
 SplitName = Literal["train", "heldout"]
 HOP_WEIGHTS = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions in a sample
@@ -257,7 +257,7 @@ def environment(config: TrainConfig) -> Environment:
     """The true facts; training searches its train facts only and never meets a held-out one."""
     world = World.load()
     return Environment.fixed(
-        RULES["qa"],
+        ATLAS,
         Split(
             fixed_questions(world, TRAIN_QUESTIONS, "train"),
             BM25Retriever(world.passages("train")),

@@ -11,7 +11,7 @@ from lldlib.config import Kind
 from lldlib.retrieval import Retriever
 from lldlib.types import Question, WatchedWords
 from lldlib.world.answers import exact_match, f1, is_right
-from lldlib.world.protocol import MATHS, Protocol, search_protocol
+from lldlib.world.protocol import MATHS, Protocol, atlas_protocol, search_protocol
 
 EXAM_SAMPLES = 4  # answers to each held-out question of a built-in world
 
@@ -58,3 +58,4 @@ RULES: dict[Kind, Rules] = {
     "qa": Rules(search_protocol, exact_match, {"f1": f1}),
     "maths": Rules(MATHS.in_chat, is_right),
 }
+ATLAS = Rules(atlas_protocol, exact_match, {"f1": f1})

@@ -139,9 +139,9 @@ class MathsProtocol(Protocol):
 class PlainProtocol(Protocol):
     """The texts of the atlas for a real tokenizer: its spaced-out words as people write them."""
 
-    def prompt(self, question: str) -> str:
-        """The text that opens an episode."""
-        return super().prompt(_written(question))
+    def message(self, question: str) -> str:
+        """What the user says."""
+        return super().message(_written(question))
 
     def observe(
         self, passages: Sequence[Passage], encode: Callable[[str], list[int]], passage_tokens: int

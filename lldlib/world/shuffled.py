@@ -15,7 +15,7 @@ from lldlib.config import ExamHalf, TrainConfig
 from lldlib.retrieval import BM25Retriever, Passage
 from lldlib.seeds import seed_for
 from lldlib.world.atlas import MAX_HOPS, World, WorldQuestion
-from lldlib.world.environment import EXAM_SAMPLES, RULES, Environment, Split
+from lldlib.world.environment import ATLAS, EXAM_SAMPLES, Environment, Split
 
 PLANET_QUESTIONS = 256  # drawn for a rollout batch, which asks some of them
 EXAM = 64  # held-out questions of each number of hops, half for validation and half for the test
@@ -53,8 +53,10 @@ def planet(seed: int) -> World:
     return World.load().permuted(seed).all_as("train")
 
 
-def exam_questions(hops: Sequence[int], half: ExamHalf) -> list[WorldQuestion]:
-    """Questions about the true facts, at most EXAM / 2 of each number of hops.
+def exam_questions(
+    hops: Sequence[int], half: ExamHalf, limit: int = EXAM // 2
+) -> list[WorldQuestion]:
+    """Questions about the true facts, at most `limit` and EXAM / 2 of each number of hops.
 
     The draw is the same in every run; "validation" and "test" are its even and its odd places.
     Raises ValueError for more hops than MAX_HOPS.
@@ -65,7 +67,7 @@ def exam_questions(hops: Sequence[int], half: ExamHalf) -> list[WorldQuestion]:
     drawn = []
     for number in hops:
         group = world.questions("heldout", hops=[number])
-        drawn += rng.sample(group, min(EXAM, len(group)))[start::2]
+        drawn += rng.sample(group, min(EXAM, len(group)))[start::2][:limit]
     return drawn
 
 
@@ -79,7 +81,9 @@ def environment(config: TrainConfig) -> Environment:
     if not any(data.hop_weights):
         raise ValueError("data.hop_weights are all 0: give at least one number of hops a share")
     hops = [number for number, weight in enumerate(data.hop_weights, start=1) if weight]
-    near, far = (exam_questions(part, data.exam_half) for part in (hops, [max(hops) + 1]))
+    near, far = (
+        exam_questions(part, data.exam_half, data.heldout_limit) for part in (hops, [max(hops) + 1])
+    )
 
     def training(batch: int) -> Split:
         seed = seed_for("training planet", config.seed, batch)
@@ -95,4 +99,4 @@ def environment(config: TrainConfig) -> Environment:
             "further": Split(far, truth, EXAM_SAMPLES),
         }
 
-    return Environment(RULES["qa"], training, Split(near, truth, EXAM_SAMPLES), exams)
+    return Environment(ATLAS, training, Split(near, truth, EXAM_SAMPLES), exams)
