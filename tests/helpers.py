@@ -2,8 +2,11 @@
 
 import copy
 import dataclasses
+import importlib.util
+import sys
 from functools import cache
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -286,3 +289,12 @@ def spied(monkeypatch) -> list[LossInputs]:
 
     monkeypatch.setattr(train, "compute_loss", spy)
     return seen
+
+
+def script(path: str) -> ModuleType:
+    """A script of data/ as a module, without running it."""
+    file = Path(__file__).parents[1] / "data" / path
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,20 +1,14 @@
 """data/starts/more_rows.py: facts of 2Wiki rows, and rows made of other rows."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
 from gold_rows import COMPARISON, FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph
+from helpers import script
 
 from lldlib.files import read_jsonl
 from lldlib.train.lessons import fill_steps, load_gold_paths
 
-SCRIPT = Path(__file__).parents[1] / "data" / "starts" / "more_rows.py"
-spec = importlib.util.spec_from_file_location("more_rows", SCRIPT)
-more_rows = sys.modules["more_rows"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(more_rows)
+more_rows = script("starts/more_rows.py")
 AskAgain, Fact = more_rows.AskAgain, more_rows.Fact
 by_year, lead_facts, row_chains = more_rows.by_year, more_rows.lead_facts, more_rows.row_chains
 step_rows, with_path = more_rows.step_rows, more_rows.with_path

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import script
 
 from lldlib.config import TrainConfig
 from lldlib.evaluate.heldout import Evaluation, pass_at
@@ -15,13 +16,14 @@ from lldlib.policy.score import next_probability
 from lldlib.recipes import train_config
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.glossary import describe
-from lldlib.train.lessons import SparksConfig, lesson_episode, spark_lesson
+from lldlib.train.lessons import lesson_episode
 from lldlib.train.run import TrainingRun
-from lldlib.train.supervised import sparks_policy
 from lldlib.types import Episode, Question, StopReason
 from lldlib.world import sparks
 from lldlib.world.registry import open_environment
 
+teacher = script("sparks/make_start.py")
+SparksConfig, spark_lesson = teacher.SparksConfig, teacher.spark_lesson
 SHORT = {"steps": 2, "problems": 4, "group_size": 4, "eval_every": 2, "checkpoint_every": 0}
 
 
@@ -73,7 +75,7 @@ def test_lessons_without_and_with_every_chance():
 
 
 def test_a_lesson_is_of_the_tokens_of_a_rollout():
-    tokenizer = sparks_policy(SparksConfig(steps=0), progress=False).tokenizer
+    tokenizer = teacher.sparks_policy(SparksConfig(steps=0), progress=False).tokenizer
     (asked,) = sparks.questions(3, {"checked": 1.0}, 1)
     lesson = spark_lesson(asked, random.Random(0), SparksConfig(slip=0.0))
     episode = lesson_episode(asked, lesson, TokenText(tokenizer), sparks.PROTOCOL)

@@ -1,12 +1,12 @@
 """The built-in world: its facts, passages, questions, permuted copies and build script."""
 
 import hashlib
-import importlib.util
 import random
 import re
 from collections import Counter
 from importlib.metadata import PackageNotFoundError
 
+import helpers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,13 +275,6 @@ def test_a_broken_facts_file_is_refused(tmp_path, line, message):
         World.load(path)
 
 
-def build_script():
-    spec = importlib.util.spec_from_file_location("build_world", FOLDER / "build_world.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_readme_states_checksum_and_counts():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     checksum = hashlib.sha256((FOLDER / "facts.jsonl").read_bytes()).hexdigest()
@@ -295,11 +288,11 @@ def test_the_readme_states_checksum_and_counts():
 def test_the_split_is_the_seeded_hash_of_the_build_script():
     triples = [(fact.relation, fact.entity, fact.value) for fact in WORLD.facts]
     hidden = {(f.relation, f.entity) for f in WORLD.facts if f.split == "heldout"}
-    assert build_script().heldout(triples) == hidden
+    assert helpers.script("world/build_world.py").heldout(triples) == hidden
 
 
 def test_the_build_script_writes_the_same_bytes(tmp_path, monkeypatch):
-    script = build_script()
+    script = helpers.script("world/build_world.py")
     monkeypatch.setattr(script, "OUTPUT", tmp_path / "facts.jsonl")
     try:
         script.main()

@@ -1,7 +1,7 @@
 """What supervised training shows: episodes written by rule, in the very tokens of a rollout.
 
-Three kinds: the atlas with noise (what the tiny searcher is made of), search paths over the gold
-passages of train files (a start for real models), and the sums of the world of sparks.
+Two kinds: the atlas with noise (what the tiny searcher is made of), and search paths over the gold
+passages of train files (a start for real models).
 """
 
 import random
@@ -11,17 +11,14 @@ from pathlib import Path
 
 from lldlib.config import DemonstrationConfig
 from lldlib.files import Foreign, read_jsonl
-from lldlib.policy.load import EOS
 from lldlib.retrieval import Passage, Retriever, words
 from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
 from lldlib.train import wording
 from lldlib.types import Episode, Question
-from lldlib.world import sparks
 from lldlib.world.atlas import World, WorldQuestion
 from lldlib.world.benchmarks import to_questions
 from lldlib.world.protocol import Protocol
-from lldlib.world.sparks import SparkQuestion
 
 Lesson = list[tuple[str, tuple[Passage, ...]]]  # the policy's texts, and what it reads after each
 
@@ -133,7 +130,7 @@ _NOTES = ("I found: {}.", "The passages say: {}.", "So now I know: {}.")
 
 
 @dataclass(frozen=True)
-class Hop:
+class GoldHop:
     """One search: its query, the gold passage, and what the passage tells ("" if not given)."""
 
     query: str
@@ -146,7 +143,7 @@ class GoldPath:
     """How a question can be answered by search; `others` are the row's paragraphs without gold."""
 
     question: Question
-    hops: tuple[Hop, ...]
+    hops: tuple[GoldHop, ...]
     others: tuple[Passage, ...]
     last_thought: str = ""  # in place of the last finding, before the answer
 
@@ -185,16 +182,16 @@ def _gold_path(question: Question, row: dict, where: str) -> GoldPath:
     return GoldPath(question, hops, others, row.get("last_thought", ""))
 
 
-def _title_hops(question: Question, gold: list[Passage]) -> tuple[Hop, ...]:
+def _title_hops(question: Question, gold: list[Passage]) -> tuple[GoldHop, ...]:
     gold = sorted(gold, key=lambda passage: -_overlap(passage.title, question.text))
     sought = [passage.title.split(" (")[0] for passage in gold[1:]] + [question.answers[0]]
     return tuple(
-        Hop(passage.title, passage, wanted if _names(passage.text, wanted) else "")
+        GoldHop(passage.title, passage, wanted if _names(passage.text, wanted) else "")
         for passage, wanted in zip(gold, sought, strict=True)
     )
 
 
-def _step_hops(steps: list[dict], gold: list[Passage]) -> tuple[Hop, ...]:
+def _step_hops(steps: list[dict], gold: list[Passage]) -> tuple[GoldHop, ...]:
     hops, unread, about = [], list(gold), {passage.title: passage for passage in gold}
     for step, (query, answer) in zip(steps, fill_steps(steps), strict=True):
         passage = about.get(step.get("title"))
@@ -202,7 +199,7 @@ def _step_hops(steps: list[dict], gold: list[Passage]) -> tuple[Hop, ...]:
             passage = max(unread or gold, key=lambda p: _support(p, query, answer))
         if passage in unread:
             unread.remove(passage)
-        hops.append(Hop(query, passage, answer.rstrip(".")))
+        hops.append(GoldHop(query, passage, answer.rstrip(".")))
     return tuple(hops)
 
 
@@ -253,49 +250,3 @@ def answer_at_once(path: GoldPath) -> Lesson:
     """The answer without a search: what it teaches is what a start gives without reading."""
     said = f"<think> {_AT_ONCE} </think>\n<answer> {path.question.answers[0]} </answer>"
     return [(Foreign(said), ())]
-
-
-# -- sparks ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SparksConfig:
-    """How the start of the world of sparks is taught."""
-
-    seed: int = 1  # of initial weights, questions and demonstrations
-    quick: float = 0.95  # probability that the quick answer to an easy question is the right one
-    favourite: float = 0.4  # probability that the one to a hard question is sparks.FAVOURITE
-    spark: float = 0.03  # probability of the spark
-    noise: float = 0.01  # probability of each noise word
-    slip: float = 0.2  # probability that a step of adding up goes to a random digit
-    steps: int = 4000  # optimiser updates
-    batch: int = 64  # demonstrations an update
-    checked: float = 0.6  # share of checked questions, which teach to add up
-    lr: float = 4e-3  # AdamW, linear warm-up over 20 updates, then linear decay
-    width: int = 48  # hidden size
-    layers: int = 2  # transformer layers
-    heads: int = 4  # attention heads
-
-
-def spark_lesson(asked: SparkQuestion, rng: random.Random, config: SparksConfig) -> Lesson:
-    """What the policy says to one question, with its slips."""
-    said, luck = [], rng.random()
-    if asked.kind != "checked":
-        sure = config.quick if asked.kind == "easy" else config.favourite
-        best = asked.answers[0] if asked.kind == "easy" else str(sparks.FAVOURITE)
-        said.append(best if rng.random() < sure else _digit(rng))
-    if asked.kind == "checked" or luck < config.spark:
-        said += [sparks.SPARK] * (asked.kind != "checked")
-        total = 0
-        for digit in asked.digits:
-            total = (total + digit) % sparks.MODULUS
-            total = int(_digit(rng)) if rng.random() < config.slip else total
-            said.append(str(total))
-    elif luck < config.spark + config.noise * len(sparks.NOISE):
-        said.append(rng.choice(sparks.NOISE))
-        said += [_digit(rng) for _ in range(rng.randrange(1, sparks.TERMS))]
-    return [(" ".join([*said, EOS]), ())]
-
-
-def _digit(rng: random.Random) -> str:
-    return str(rng.randrange(sparks.MODULUS))

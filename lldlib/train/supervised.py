@@ -26,7 +26,6 @@ from lldlib.runs.folder import Run, RunWriter
 from lldlib.seeds import seed_for
 from lldlib.train import lessons
 from lldlib.types import Episode
-from lldlib.world import sparks
 from lldlib.world.answers import normalise_answer
 from lldlib.world.atlas import World, vocabulary
 from lldlib.world.protocol import TINY, atlas_protocol, search_protocol
@@ -111,16 +110,9 @@ def _length(episode: Episode) -> int:
 def make_tiny(world: World, config: WarmstartConfig) -> Policy:
     """An untrained searcher whose vocabulary covers world, protocol and filler."""
     extra = f"{TINY.prompt('')} {TINY.invalid_message} find so".split()
-    return _untrained([*vocabulary(world), *extra, *lessons.FILLER], config, config.seed)
-
-
-def _untrained(
-    words: list[str], config: WarmstartConfig | lessons.SparksConfig, seed: int
-) -> Policy:
-    """A small model with fresh weights, of the sizes in the config."""
-    tokenizer = word_tokenizer(words)
+    tokenizer = word_tokenizer([*vocabulary(world), *extra, *lessons.FILLER])
     sizes = {"width": config.width, "layers": config.layers, "heads": config.heads}
-    return Policy(tiny_model(len(tokenizer), **sizes, seed=seed), tokenizer)
+    return Policy(tiny_model(len(tokenizer), **sizes, seed=config.seed), tokenizer)
 
 
 def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) -> Policy:
@@ -165,23 +157,6 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
         autocast=config.autocast,
     )
     return learner.run(progress=progress)
-
-
-def sparks_policy(config: lessons.SparksConfig, *, progress: bool = True) -> Policy:
-    """A start of the world of sparks; one config gives one set of weights on a machine."""
-    policy, rng = _untrained(sparks.vocabulary(), config, config.seed), random.Random(config.seed)
-    text, rest = TokenText(policy.tokenizer), (1 - config.checked) / 2
-    shares = {"easy": rest, "hard": rest, "checked": config.checked}
-
-    def draw(step: int) -> list[Episode]:
-        asked = sparks.questions(rng.getrandbits(32), shares, config.batch)
-        return [
-            lessons.lesson_episode(q, lessons.spark_lesson(q, rng, config), text, sparks.PROTOCOL)
-            for q in asked
-        ]
-
-    rate = Schedule(config.lr, 20, config.steps, floor=0.02)
-    return Supervised(policy, rate, draw, weight_decay=0.01).run(progress=progress)
 
 
 # -- real models -----------------------------------------------------------------------------------
