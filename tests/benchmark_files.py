@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-_BESIDE = Path(__file__).parents[2] / "shared" / "benchmarks"
-BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", _BESIDE))
+BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", "no benchmarks"))
 needs_benchmarks = pytest.mark.skipif(
     not BENCHMARKS.is_dir(),
-    reason=f"no benchmark files at {BENCHMARKS}: set LLDLIB_BENCHMARKS to their folder",
+    reason="no benchmark files: set LLDLIB_BENCHMARKS to their folder",
 )
 
 

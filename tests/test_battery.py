@@ -17,7 +17,8 @@ def test_a_part_of_it_runs_on_the_cpu_and_is_shown(tmp_path):
     assert found["about"]["small"] and part["error"] is None
     names = [finding["name"] for finding in part["findings"]]
     assert all(any(n.startswith(w) for n in names) for w in battery.EXPECTED["shapes 0.5B"])
-    assert all(f["tokens_per_second"] > 0 for f in part["findings"] if "rollout" in f["name"])
+    rates = [f["tokens_per_second"] for f in part["findings"] if "tokens_per_second" in f]
+    assert len(rates) == 10 and min(rates) > 0
     lacks = battery.check(found)
     assert "loop: not run" in lacks and not any(line.startswith("shapes 0.5B") for line in lacks)
     battery.show(path)
@@ -38,6 +39,11 @@ def test_what_a_file_lacks():
     lines = battery.check(record(loop=loop))
     assert "loop llds: rewards differ from the CPU's" in lines
     assert "tiny: not run" in lines and "shapes 7B: not run" in lines
+    left = [{"name": f"7B rollout {n}, left behind", "caches": n / 2} for n in (1, 2)]
+    lines = battery.check(record(**{"shapes 7B": {"error": None, "findings": left}}))
+    assert [line for line in lines if "caches" in line] == [
+        "7B rollout 2, left behind: 1.00 caches"
+    ]
     none = {"error": "a\nout of memory", "findings": [{"name": "7B qlora", "missing": "x"}]}
     lines = battery.check(record(**{"shapes 7B": none}))
     assert "shapes 7B: out of memory" in lines and "7B qlora: missing x" in lines

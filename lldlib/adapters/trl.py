@@ -172,18 +172,13 @@ class LLDGRPOTrainer(GRPOTrainer):
         return logp
 
     def _proxy(self, output: Rows) -> Float[Tensor, "B T"]:
-        """Lp-Reg's proxy of the sampling policy, from the pass that scored it."""
-        old = output["lld_logp"]
+        """The proxy of the sampling policy, from the pass that scored it; Lp-Reg reads A < 0."""
+        old, advantages = output["lld_logp"], output["advantages"]
         (states,) = [states for logp, states in self._passes if logp is old]
-        return proxy(
-            self.model,
-            self.accelerator,
-            states,
-            output["completion_ids"],
-            self.terms,
-            temperature=self.temperature,
-            rows=self.args.per_device_train_batch_size,
-        )
+        every = not {"llds", "lp_reg"}.issuperset(self.active)  # another term may read it all
+        wanted = (advantages < 0) | every
+        rows = states, output["completion_ids"], wanted
+        return proxy(self.model, self.accelerator, *rows, self.terms, self.temperature)
 
     def _low_logp(self, logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Lp-Reg's delta over the rollout batch of all processes, as a log-prob."""

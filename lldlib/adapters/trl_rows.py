@@ -120,17 +120,24 @@ def proxy(
     accelerator: Accelerator,
     states: Float[Tensor, "B T D"],
     tokens: Int[Tensor, "B T"],
+    wanted: Bool[Tensor, " B"],
     config: LossConfig,
-    *,
     temperature: float,
-    rows: int,
 ) -> Float[Tensor, "B T"]:
-    """`proxy_log_prob` of `tokens` under the policy that gave `states`, `rows` rows at a time."""
+    """`proxy_log_prob` of the tokens of the wanted rows under the policy that gave `states`.
+
+    Row by row, so that the logits of one row are all that is held; -inf in the other rows. Where
+    the weights are split over processes (ZeRO-3) each of them has to ask as often: of every row.
+    """
     name = "kappa" if config.lp_reg_filter == "min-p" else "tau"
-    part, parts = backbone(accelerator.unwrap_model(model)), []
-    for some, own in zip(states.split(rows), tokens.split(rows), strict=True):
-        with accelerator.autocast(), answering(part, some):
-            logits = model(input_ids=own).logits
+    part = backbone(accelerator.unwrap_model(model))
+    if any(hasattr(weight, "ds_id") for weight in model.parameters()):
+        wanted = torch.ones_like(wanted)
+    out = torch.full(tokens.shape, -torch.inf, device=tokens.device)
+    for row in wanted.nonzero()[:, 0].tolist():
+        own = slice(row, row + 1)
+        with accelerator.autocast(), answering(part, states[own]):
+            logits = model(input_ids=tokens[own]).logits
         logits = logits.float() / temperature
-        parts.append(proxy_log_prob(logits, own, **{name: config.lp_reg_threshold}))
-    return torch.cat(parts)
+        out[own] = proxy_log_prob(logits, tokens[own], **{name: config.lp_reg_threshold})
+    return out

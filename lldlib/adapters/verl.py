@@ -1,7 +1,7 @@
 """LLDS as verl's policy loss `llds`: verl's own loss plus the term, chosen by configuration alone.
 
-Installing lldlib on the nodes registers it (entry point `verl.plugins`); `pip install --no-deps
-lldlib jaxtyping` keeps the versions that verl pins. Select it with
+Installing lldlib with jaxtyping on every node registers it (entry point `verl.plugins`) and leaves
+the versions that verl pins as they are. Select it with
 `actor_rollout_ref.actor.policy_loss.loss_mode=llds`, and set the term with
 `actor_rollout_ref.actor.policy_loss._target_=lldlib.adapters.verl.LLDSPolicyLossConfig` and
 `+actor_rollout_ref.actor.policy_loss.llds_coef=0.2`.

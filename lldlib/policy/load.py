@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
-    GgufConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
@@ -195,8 +195,10 @@ def _load_model(
         return load(path, dtype=dtype).to(device)
     if not options:
         return _load_nf4(path, dtype, device)
-    # left to itself, transformers keeps a GGUF file's blocks packed
-    model = load(path, dtype=dtype, quantization_config=GgufConfig(dequantize=True), **options)
+    # left to themselves, releases that have a GgufConfig keep a GGUF file's blocks packed
+    if hasattr(transformers, "GgufConfig"):
+        options = options | {"quantization_config": transformers.GgufConfig(dequantize=True)}
+    model = load(path, dtype=dtype, **options)
     if not quantize:
         return model.to(device)
     with tempfile.TemporaryDirectory() as folder:  # bitsandbytes quantises while it loads

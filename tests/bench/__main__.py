@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from . import lean, overhead, retrieval, rollouts, steps
+from . import lean, overhead, retrieval, rollouts, starting, steps
 from .timing import table
 from .workload import Workload
 
-BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", "../shared/benchmarks"))
+BENCHMARKS = Path(os.environ.get("LLDLIB_BENCHMARKS", "no benchmarks"))
 REPEATS = {"rollouts": 12, "steps": 12, "overhead": 30, "methods": 6, "lean": 5}
 # half a batch of the collapse setting: TRL wants equal updates, and 64 do not divide its batch
 SIZE = {"problems": 16, "updates_per_batch": 40}
@@ -48,6 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     try:
+        print(f"## Starting\n\n{starting.report()}\n", flush=True)
         bench(Workload.make(arguments.policy, **SIZE), QUICK if arguments.quick else REPEATS)
         sizes = retrieval.QUICK_SIZES if arguments.quick else retrieval.SIZES
         print(f"\n## Retrieval\n\n{retrieval.report(BENCHMARKS, sizes)}", flush=True)

@@ -178,6 +178,11 @@ def check(record: dict) -> list[str]:
             for finding in part["findings"]
             if finding.get("equal_rewards") is False
         ]
+        lines += [
+            f"{finding['name']}: {finding['caches']:.2f} caches"
+            for finding in part["findings"]
+            if finding.get("caches", 0) > 0.5
+        ]
     return lines
 
 

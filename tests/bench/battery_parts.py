@@ -5,6 +5,7 @@ Usage: python -m tests.bench.battery_parts PART DEVICE SECONDS [small]
 
 import dataclasses
 import functools
+import gc
 import importlib.util
 import json
 import subprocess
@@ -74,7 +75,7 @@ def say(name: str, **values: object) -> None:
 
 def synchronize(device: str) -> None:
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def timed(device: str, work: Callable[[], T]) -> tuple[float, T]:
@@ -108,6 +109,10 @@ def loop(device: str, seconds: float, small: bool) -> None:
             )
             rewards = here.column("reward/mean") == cpu.column("reward/mean")
             say(f"loop {name}", equal_rewards=rewards, gradient_gap=gap)
+        if device == "cuda" and torch.cuda.device_count() > 1:
+            run = _short(Path(folder, "second"), "llds", LoadConfig(device="cuda:1"), small)
+            cpu = Run(Path(folder, "llds-1")).column("reward/mean")
+            say("loop llds, second card", equal_rewards=run.column("reward/mean") == cpu)
         adapted = LoadConfig(device=device, dtype="bfloat16", lora_rank=4, lora_alpha=8)
         run = _short(Path(folder, "adapters"), "llds", adapted, small)
         say("loop adapters in bfloat16", gradients=run.column("grad/norm"))
@@ -155,16 +160,16 @@ def _measure(label, policy, quantize, device, work: Work, small: bool) -> None:
     lora = LoraSettings(16, 32) if adapted else None
     cuda = device.startswith("cuda")
     if cuda:
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats(device)
     seconds, model = timed(device, lambda: _build(config, quantize, lora, device))
     say(f"{label} build", seconds=seconds, weights=weights, lora=bool(lora))
     _rollout(label, model, device, work)
-    _reprefill(label, model, device, work)
-    _update(label, model, device, work, weights)
-    if cuda:
+    batch = _batch(device, work)
+    _update(label, model, device, batch, weights)
+    if cuda:  # before what follows, which training does not do
         fit = estimate(
             policy,
-            torch.cuda.get_device_properties(0).total_memory / 1e9,
+            torch.cuda.get_device_properties(device).total_memory / 1e9,
             Shape(1, work.rows, work.length),
             quantize=quantize,
             lora=lora,
@@ -172,7 +177,10 @@ def _measure(label, policy, quantize, device, work: Work, small: bool) -> None:
             gradient_checkpointing=True,
             reference=False,
         )
-        say(f"{label} memory", peak=torch.cuda.max_memory_allocated(), fit=fit.total)
+        peak = torch.cuda.max_memory_allocated(device)
+        say(f"{label} memory", peak=peak, fit=fit.total - fit.always["context"])
+    _score(label, model, device, batch, weights)
+    _reprefill(label, model, device, work)
 
 
 def _weights(config) -> int:
@@ -217,22 +225,29 @@ def _pack(module: nn.Module, device: str) -> None:
 
 @torch.inference_mode()
 def _rollout(label, model, device, work: Work) -> None:
-    """Twice: the second has its steps recorded from the start, the first pays for recording."""
+    """Twice, as the first starts the kernels up; each records its own steps.
+
+    With the collector off nothing may stay behind: a rollout's cache ends with its drawer.
+    """
     random = torch.Generator().manual_seed(0)
     vocabulary = model.config.vocab_size
 
     def texts(length):
         return torch.randint(vocabulary, (work.rows, length), generator=random).tolist()
 
+    gc.collect()
+    gc.disable()
     for run in ("first", "second"):
-        feeding = drawing = 0.0
+        feeding, drawing, length, held = 0.0, 0.0, 0, _held(device)
         drawer = Drawer(model, work.rows, work.length, temperature=1.0)
         for turn in range(work.turns):
             waiting = texts(work.passage if turn else work.prompt)
-            left, chance = work.own, [[0.5] * drawer.block] * work.rows
+            left, chance = work.own, torch.full((work.rows, drawer.block), 0.5)
             while left > 0:
                 draw = functools.partial(drawer.draw, waiting, chance)
                 took, (drawn, _) = timed(device, draw)
+                length += len(waiting[0]) + drawer.block - 1
+                drawer.rewind([length] * work.rows)
                 waiting = [row[-1:] for row in drawn]
                 first = left == work.own
                 feeding, drawing = feeding + took * first, drawing + took * (not first)
@@ -247,7 +262,15 @@ def _rollout(label, model, device, work: Work) -> None:
             drawing_tokens_per_second=later / drawing if drawing else None,
             block=drawer.block,
         )
-        del drawer
+        cache = drawer.decoder.cache.keys.nbytes + drawer.decoder.cache.values.nbytes
+        del drawer, draw  # kernels' own workspaces stay, and are small beside a cache
+        say(f"{label} rollout {run}, left behind", caches=(_held(device) - held) / cache)
+    gc.enable()
+
+
+def _held(device: str) -> int:
+    """Bytes of all tensors on the card; 0 on a CPU, which keeps no count."""
+    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else 0
 
 
 @torch.inference_mode()
@@ -274,21 +297,32 @@ def _reprefill(label, model, device, work: Work) -> None:
     say(f"{label} rollout, prefill at every turn", tokens_per_second=rate)
 
 
-def _update(label, model, device, work: Work, weights: int) -> None:
-    """Scoring of all rows, and one optimiser update of eight of them, one by one."""
+def _batch(device: str, work: Work) -> Batch:
     tokens = torch.randint(100, (work.rows, work.length), device=device)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     zeros = torch.zeros_like(tokens, dtype=torch.float32)
-    batch = Batch(tokens, mask, mask, torch.zeros_like(tokens), zeros, zeros[:, 0], tokens[:, 0])
-    peak = next((v for k, v in PEAK.items() if k in _card(device)), None)
-    with torch.no_grad():
-        score_sorted(model, batch.rows(torch.arange(1, device=device)), 1.0)
-        seconds, _ = timed(device, lambda: score_sorted(model, batch, 1.0, chunk=8))
-    count = tokens.numel()
-    share = 2 * weights * count / seconds / peak if peak else None
+    return Batch(tokens, mask, mask, torch.zeros_like(tokens), zeros, zeros[:, 0], tokens[:, 0])
+
+
+@torch.no_grad()
+def _score(label, model, device, batch: Batch, weights: int) -> None:
+    """Scoring of all rows, eight at a time."""
+    score_sorted(model, batch.rows(torch.arange(1, device=device)), 1.0)
+    seconds, _ = timed(device, lambda: score_sorted(model, batch, 1.0, chunk=8))
+    count = batch.tokens.numel()
+    share = _share(2 * weights * count / seconds, device)
     say(f"{label} scoring", tokens_per_second=count / seconds, share_of_peak=share)
+
+
+def _share(operations_a_second: float, device: str) -> float | None:
+    peak = next((v for k, v in PEAK.items() if k in _card(device)), None)
+    return operations_a_second / peak if peak else None
+
+
+def _update(label, model, device, batch: Batch, weights: int) -> None:
+    """One optimiser update of eight rows, one by one."""
     optimizer = make_optimizer(model, 1e-6, (0.9, 0.999))
-    few = batch.rows(torch.arange(min(8, work.rows), device=device))
+    few = batch.rows(torch.arange(min(8, len(batch.rewards)), device=device))
     model.train()
 
     def update() -> None:
@@ -302,13 +336,13 @@ def _update(label, model, device, work: Work, weights: int) -> None:
     (seconds, _), count = timed(device, update), few.tokens.numel()
     # forward and backward of the weights: 6 operations a weight and token, 4 for adapters alone
     operations = 6 if all(p.requires_grad for p in model.parameters()) else 4
-    share = operations * weights * count / seconds / peak if peak else None
+    share = _share(operations * weights * count / seconds, device)
     say(f"{label} update", tokens_per_second=count / seconds, share_of_peak=share)
     model.eval()
 
 
 def _card(device: str) -> str:
-    return torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 
 # -- (c) the tiny searcher -----------------------------------------------------------------------

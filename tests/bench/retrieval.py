@@ -32,7 +32,7 @@ TOP_K = 3
 def report(folder: Path, sizes: dict[int, int]) -> str:
     """The markdown table, or a line that says why there is none."""
     if not (folder / "wiki_passages.jsonl.gz").is_file():
-        return f"Retrieval: not measured, there is no wiki_passages.jsonl.gz in {folder}."
+        return "Not measured: set LLDLIB_BENCHMARKS to a folder with wiki_passages.jsonl.gz."
     lines = [
         "| back end | passages | made ready, s | queries a second | memory, MB |",
         "|---|---|---|---|---|",
