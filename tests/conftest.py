@@ -19,6 +19,24 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+NOTEBOOK = "test_it_runs_and_its_solutions_pass"  # the run of a notebook: it shares nothing
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the tests over the workers: a file's on one, but each notebook's run by itself.
+
+    Those come first, so that no worker is left with a long one at the end. All that needs a browser
+    is long.
+    """
+    for item in items:
+        alone = item.name.startswith(NOTEBOOK)
+        item.add_marker(pytest.mark.xdist_group(item.name if alone else item.path.name))
+        if item.path.parent.name == "browser":
+            item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: not item.name.startswith(NOTEBOOK))
+
+
 @pytest.fixture(scope="session")
 def guesser(tmp_path_factory) -> str:
     """The folder of a very small searcher that answers at once with one of eight frequent answers.
