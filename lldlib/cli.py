@@ -5,6 +5,7 @@ import what takes seconds when they run.
 """
 
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -18,19 +19,27 @@ import tyro
 
 import lldlib
 from lldlib.config import (
+    Count,
     ExamConfig,
     LoadConfig,
+    Positive,
     SftConfig,
     TrainConfig,
     WarmstartConfig,
+    Within,
+    check,
+    require,
     train_config_from,
+    unknown,
 )
-from lldlib.files import write_json, write_whole
+from lldlib.files import claim, refuse_foreign, write_json, write_whole
+from lldlib.hints import check_command, claim_pages, ending, resume_hint
 from lldlib.recipes import METHODS, train_config
 from lldlib.seeds import seed_for
 
 ABOUT = "A search agent whose training by GRPO collapses, and what saves it. Also: --version."
 CORES = os.cpu_count() or 1  # processes that keep this machine busy
+RUN = Path("runs/train")  # where train writes
 QLORA = LoadConfig(quantize="nf4", lora_rank=16, dtype="bfloat16", gradient_checkpointing=True)
 
 # what the extra "train" of pyproject.toml brings, as Python imports it
@@ -38,6 +47,8 @@ TRAIN = {
     *("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "pandas"),
     *("scipy", "tqdm", "jaxtyping", "rank_bm25"),
 }
+
+AGAIN = "stopped; the same command goes on with every run where it stands"
 
 Bare = tyro.conf.arg(name="")  # the fields' flags have no prefix
 
@@ -82,6 +93,16 @@ class Named:
 
     method: str = TrainConfig.method
     policy: str = TrainConfig.policy
+    out: Path = RUN
+    resume: bool = False
+
+    def start(self) -> TrainConfig:
+        """The settings that the other flags change: a recipe's, or those of the run in --out."""
+        if not self.resume:
+            return train_config(self.method, seed=0, policy=self.policy)
+        from lldlib.runs.folder import Run
+
+        return train_config_from(Run(self.out).config)
 
 
 def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
@@ -89,10 +110,9 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
     named = Named()
     if "train" in arguments[:1]:
         named, _ = tyro.cli(Named, args=arguments[1:], return_unknown_args=True, add_help=False)
-    start = train_config(named.method, seed=0, policy=named.policy)
-    return {
+    found = {
         "demo": demo,
-        "train": partial(train, config=start),
+        "train": partial(train, config=named.start()),
         "evaluate": evaluate,
         "serve": serve,
         "report": report,
@@ -102,6 +122,8 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "fit": partial(fit, load=QLORA),
         "diagnose": diagnose,
     }
+    check_command(arguments, found)
+    return found
 
 
 # -- the lab ---------------------------------------------------------------------------------------
@@ -133,10 +155,17 @@ def demo(
     from lldlib.show.style import save
     from lldlib.train import studies
 
+    if not seeds:
+        raise ValueError("no seeds: give at least one, such as --seeds 0 1")
+    require("steps", steps, Count)
+    require("jobs", jobs, Count)
     if policy not in BUILT_IN and not Path(policy).exists():  # seen here, not in every worker
-        known = ", ".join(BUILT_IN)
-        raise ValueError(f"unknown policy {policy!r}: use {known}, or a policy's folder")
-    rows, runs, failures = studies.demo(out, seeds, jobs, policy=policy, steps=steps)
+        raise ValueError(f"{unknown('policy', policy, BUILT_IN)} (or a policy's folder)")
+    claim(out, "demo", *(f"{arm}-seed*" for arm in studies.NAMES), "figure.png", "summary.json")
+    try:
+        rows, runs, failures = studies.demo(out, seeds, jobs, policy=policy, steps=steps)
+    except KeyboardInterrupt:
+        return _stopped(AGAIN)
     if rows:
         figure = save(collapse_figure(runs), out / "figure.png")
         print(f"\n{studies.table(rows)}\n\n{studies.verdict(rows)}\n")
@@ -145,7 +174,10 @@ def demo(
 
 
 def train(
-    config: Annotated[TrainConfig, Bare], out: Path = Path("runs/train"), resume: bool = False
+    config: Annotated[TrainConfig, Bare],
+    out: Path = RUN,
+    resume: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Train one policy into a run folder.
 
@@ -153,31 +185,42 @@ def train(
     the shuffled atlas, 16 updates a batch, learning rate 1e-3 (the demo stops earlier, --steps 25).
     sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates a batch, 4e-4.
     Any other policy: as the papers train. Interrupted, even by kill -9, it goes on with --resume,
-    and on the CPU gives the numbers of an unbroken run.
+    and on the CPU gives the numbers of an unbroken run. Ends with a verdict and a figure.
 
     Methods: ALL_METHODS.
 
     Args:
         out: the run folder: settings, metrics, rollouts, checkpoints
-        resume: go on with the run in --out, by the settings saved there
+        resume: go on with the run in --out by its own settings; a larger --steps extends it
+        dry_run: train two batches, keep nothing, and say what the run takes: memory and hours
     """
-    from tqdm import tqdm
-
-    from lldlib.train.run import TrainingRun, status
+    from lldlib.runs.folder import Run, refuse_run
+    from lldlib.train.run import TrainingRun, run_with_bar
 
     _one_thread()
-    if resume and config != train_config(config.method, seed=0, policy=config.policy):
-        raise ValueError("--resume goes on by the run's own settings: give it only --out")
+    if resume:
+        own = train_config_from(Run(out).config)
+        if replace(config, steps=own.steps) != own:
+            raise ValueError(
+                "--resume goes on by the run's own settings: give it only --out, and --steps to "
+                "train on"
+            )
+    else:
+        refuse_run(out)
+    if dry_run:
+        from lldlib.train.rehearse import rehearse
+
+        done = max((step for step, _ in Run(out).checkpoints), default=0) if resume else 0
+        print(rehearse(config, done).text())
+        return 0
     run = TrainingRun(config, out, resume=resume)
-    total, done = run.config.steps, run.next_batch
-    with tqdm(total=total, initial=done, desc=out.name, unit="batch") as bar:
-
-        def on_step(index: int, metrics: dict[str, float]) -> None:
-            bar.set_postfix_str(status(metrics, run.monitor.phase), refresh=False)
-            bar.update()
-
-        run.run(on_step)
-    print(f"run folder: {out}")
+    try:
+        if resume and config.steps != own.steps:
+            run.extend(config.steps)
+        run_with_bar(run)
+    except KeyboardInterrupt:
+        return _stopped(resume_hint(out))
+    print(f"\n{ending(out)}")
     return 0
 
 
@@ -191,8 +234,9 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
         runs: run folders, such as runs/demo/*-seed0
         out: folder for table.md, summary.json and the figures
     """
-    from lldlib.show.compare import write_report
+    from lldlib.show.compare import REPORT, write_report
 
+    refuse_foreign(out, "report", *REPORT)
     files = write_report(runs, out)
     print(files[0].read_text(encoding="utf-8"))
     print("\n".join(map(str, files)))
@@ -209,34 +253,45 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
     world of sparks, any other policy the first world: fixed facts, 64 updates a batch, 4e-4.
 
     Each cell has a folder; unfinished ones are resumed, finished ones skipped. The rows of all
-    whole runs are in sweep.json. A setting of LLDS, Lp-Reg, KL-Cov or the KL to the old policy is
-    left out for methods without that term.
+    whole runs are in sweep.json, and printed at the end. A setting of LLDS, Lp-Reg, KL-Cov or the
+    KL to the old policy is left out for methods without that term.
 
     Args:
         grid: settings as name=value,value; method and seed are needed
         out: folder for the runs and sweep.json
         jobs: runs at the same time; one core each
     """
-    from lldlib.train.sweep import SUMMARY, parse_grid, sweep
+    from lldlib.runs.summary import summary_table
+    from lldlib.train.sweep import SUMMARY, check_cells, grid_cells, parse_grid, sweep
 
-    failures = sweep(parse_grid(grid), out, jobs)
-    print(f"rows: {out / SUMMARY}")
+    require("jobs", jobs, Count)
+    found = parse_grid(grid)
+    check_cells(grid_cells(found, out))
+    claim(out, "sweep", "method=*", SUMMARY)
+    try:
+        failures = sweep(found, out, jobs)
+    except KeyboardInterrupt:
+        return _stopped(AGAIN)
+    rows = json.loads((out / SUMMARY).read_bytes())
+    print(f"\n{summary_table([row | {'arm': row['cell']} for row in rows])}\nrows: {out / SUMMARY}")
     return _complain(failures)
 
 
 def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/warmstart")) -> int:
     """Make a small searcher, from nothing or --start, by training on noisy demonstrations.
 
-    Takes some minutes on one core, and writes over what the folder --out holds.
+    Takes some minutes on one core.
 
     Args:
-        out: the policy's folder
+        out: a new folder for the policy
     """
     from lldlib.policy.load import save_policy
     from lldlib.train.supervised import warm_start
     from lldlib.world.atlas import World
 
     _one_thread()
+    config.check()
+    claim(out, "warmstart")
     policy = warm_start(World.load(), config)
     save_policy(policy, out)
     print(f"policy: {out}")
@@ -267,7 +322,11 @@ def sft(
         raise ValueError("name the train files with gold passages: --files FILE ...")
     if config.files and resume:
         raise ValueError("--resume goes on by the run's own settings: give it only --out")
-    SftRun(config, out, resume=resume).run()
+    run = SftRun(config, out, resume=resume)
+    try:
+        run.run()
+    except KeyboardInterrupt:
+        return _stopped(resume_hint(out, "sft"))
     print(f"policy: {out / 'policy'}")
     return 0
 
@@ -286,16 +345,20 @@ def fit(
     Counted from the model's configuration by a step without storage; the CUDA context is a guess.
 
     Args:
-        policy: such as Qwen/Qwen2.5-3B; "tiny", a folder, or a Hugging Face name
+        policy: a Hugging Face name such as Qwen/Qwen2.5-3B, a folder, or a built-in policy
         gpu: memory of the GPU in GB (1e9 bytes)
         rows: episodes scored or trained at a time
         rollouts: episodes generated at the same time
-        tokens: of the longest episode, passages included
+        tokens: length of the longest episode, passages included
         reference: the loss has a KL to the reference policy
     """
     from lldlib.policy.load import LoraSettings
     from lldlib.policy.memory import Shape, estimate
 
+    require("gpu", gpu, Positive)
+    for name, value in {"rows": rows, "rollouts": rollouts, "tokens": tokens}.items():
+        require(name, value, Count)
+    check(load, "load.")
     found = estimate(
         policy,
         gpu,
@@ -318,14 +381,14 @@ class Asked:
     """Whom to ask what."""
 
     run: Path | None = None  # a run folder with checkpoints
-    checkpoint: int | None = None  # of that run: its batch number; the latest if left out
+    checkpoint: int | None = None  # batch of the run's checkpoint; the latest if left out
     policy: str | None = None  # built in: tiny, half_taught, sparks; or as train takes it
     load: LoadConfig = field(default_factory=LoadConfig)  # of the policy of --policy
     benchmarks: Path | None = None  # folder of normalised JSONL files, or hub: Hugging Face
     tasks: tuple[str, ...] = ("all",)  # all, qa, maths, single tasks, or files of the folder
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
     corpus: Path | None = None  # passages for bm25, as JSONL
-    index: Path | None = None  # folder for bm25's index on disk; large corpora: runs/index
+    index: Path | None = None  # folder for bm25's index on disk, such as runs/index/wiki
     out: Path | None = None  # folder for predictions, summary.json and table.md
     against: Path | None = None  # the --out of another policy: compare question by question
     exam: Annotated[ExamConfig, Bare] = field(default_factory=ExamConfig)
@@ -399,6 +462,7 @@ def _benchmarks(asked: Asked) -> int:
     if asked.out is None:
         raise ValueError("name a folder for the predictions: --out DIR")
     asked.exam.check()
+    check(asked.load, "load.")
     folder = None if str(asked.benchmarks) == "hub" else asked.benchmarks
     tasks = find_tasks(asked.tasks, folder)
     if any(task.kind == "maths" for task in tasks):
@@ -408,6 +472,7 @@ def _benchmarks(asked: Asked) -> int:
         retriever = open_retriever(asked.retriever, asked.corpus, asked.index)
     else:  # maths is answered without search
         retriever = NoRetriever()
+    claim(asked.out, "evaluate", "settings.json", "predictions", "summary.json", "table.md")
     exam = Exam(_policy(asked), retriever, asked.exam, asked.out, asked.names())
     scores, pairs = [], []
     for task, of_task in zip(tasks, questions, strict=True):
@@ -435,13 +500,15 @@ def serve(
 
     Args:
         corpus: passages as JSONL
-        index: folder for the index on disk; large corpora: runs/index
+        index: folder for the index on disk, such as runs/index/wiki
         host: address to listen at
         port: 0: any free one
         topk: passages per query where the client names no number
     """
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise ValueError("serving needs fastapi and uvicorn: pip install 'lldlib[benchmarks]'")
+    require("port", port, Annotated[int, Within(0, 65535)])
+    require("topk", topk, Count)
     from lldlib.retrieval.choose import open_bm25
     from lldlib.retrieval.serve import make_app, serve
 
@@ -478,6 +545,10 @@ def diagnose(
         seconds: between two readings with --follow
     """
     from lldlib.doctor.live import diagnose_command
+
+    require("seconds", seconds, Positive)
+    if out is not None:
+        claim_pages(out)
 
     def complain(line: str) -> None:
         print(f"error: {line}", file=sys.stderr)
@@ -517,6 +588,12 @@ def _one_thread() -> None:
 
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
+
+
+def _stopped(what: str) -> int:
+    """After Ctrl-C: say how to go on; the exit code."""
+    print(f"\n{what}", file=sys.stderr)
+    return 130
 
 
 def _complain(failures: dict[Path, str]) -> int:

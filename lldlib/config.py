@@ -1,8 +1,15 @@
-"""Settings as frozen dataclasses, with a comment per field; the command line is made of them."""
+"""Settings as frozen dataclasses, with a comment per field; the command line is made of them.
 
-from dataclasses import dataclass, field, fields
+A field's type says which numbers it may have, and `check` holds a config to them.
+"""
+
+import math
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 Gate = Literal["action", "response", "token"]
 AnswerSchedule = Literal["none", "paper", "code"]
@@ -19,19 +26,128 @@ HELDOUT_QUESTIONS = 120  # of its held-out ones
 
 
 @dataclass(frozen=True)
+class Within:
+    """The range of a number; infinity and nan are in none."""
+
+    low: float | int = -math.inf
+    high: float | int = math.inf
+    open_low: bool = False  # the lowest number itself is not allowed
+    open_high: bool = False  # nor is the highest
+
+    def __contains__(self, value: float | int) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        if self.high < math.inf:
+            left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+            return f"a number in {left}{self.low:g}, {self.high:g}{right}"
+        if self.low == -math.inf:
+            return "a finite number"
+        more = f"over {self.low:g}" if self.open_low else f"of {self.low:g} or more"
+        return f"a finite number {more}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """How many values a list may have."""
+
+    low: int
+    high: int
+
+
+Count = Annotated[int, Within(1)]
+Whole = Annotated[int, Within(0)]
+Positive = Annotated[float, Within(0, open_low=True)]
+Weight = Annotated[float, Within(0)]
+Share = Annotated[float, Within(0, 1, open_low=True)]  # of something, and not of nothing
+Chance = Annotated[float, Within(0, 1)]
+Below1 = Annotated[float, Within(0, 1, open_high=True)]
+Inside = Annotated[float, Within(0, 1, open_low=True, open_high=True)]
+Hops = Annotated[tuple[Weight, ...], Length(1, 3)]  # an entry for 1 hop, for 2, for 3
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Hold a config, and the configs in it, to the types of its fields.
+
+    Raises ValueError, in one line, for a number out of its range, infinity and nan included, a list
+    of another length, and a word that is none of the choices.
+    """
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for one in fields(config):
+        value, name = getattr(config, one.name), prefix + one.name
+        if is_dataclass(value):
+            check(value, f"{name}.")
+        else:
+            require(name, value, hints[one.name])
+
+
+def require(name: str, value: Any, hint: Any) -> None:
+    """ValueError, in one line, for a value that is not of that type; see `check`."""
+    if wrong := unfit(value, hint):
+        raise ValueError(f"{name} is {value}: use {wrong}")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is none of those known: the near ones, or where none is, all."""
+    if near := get_close_matches(name, known := list(known)):
+        return f"unknown {what} {name!r}: did you mean {' or '.join(near)}?"
+    return f"unknown {what} {name!r}: use one of {', '.join(known)}"
+
+
+def unfit(value: Any, hint: Any) -> str:
+    """What a value of that type has to be, where this one is not; else nothing."""
+    if typing.get_origin(hint) is Annotated:
+        hint, bounds = typing.get_args(hint)
+    else:
+        bounds = Within()
+    if (kinds := _choices(hint)) is not None:  # X | None
+        wrong = [unfit(value, kind) for kind in kinds]
+        return "" if "" in wrong else " or ".join(text for text in wrong if text)
+    if hint is type(None):
+        return "" if value is None else "none"
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        return "" if value in choices else f"one of {', '.join(map(str, choices))}"
+    if typing.get_origin(hint) is tuple:
+        return _unfit_list(value, typing.get_args(hint), bounds)
+    if hint in (int, float):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = (whole or (hint is float and isinstance(value, float))) and value in bounds
+        return "" if fits else str(bounds).replace("finite", "whole" if hint is int else "finite")
+    return ""
+
+
+def _choices(hint: Any) -> tuple[Any, ...] | None:
+    union = typing.get_origin(hint) in (typing.Union, type(int | None))
+    return typing.get_args(hint) if union else None
+
+
+def _unfit_list(value: Any, kinds: tuple[Any, ...], bounds: Within | Length) -> str:
+    each = [kinds[0]] * len(value) if kinds[-1] is ... else list(kinds)
+    low, high = (bounds.low, bounds.high) if isinstance(bounds, Length) else (0, math.inf)
+    if kinds[-1] is not ...:
+        low = high = len(kinds)
+    if not low <= len(value) <= high:
+        return f"{low} values" if low == high else f"{low} to {high} values"
+    wrong = [unfit(one, kind) for one, kind in zip(value, each, strict=True)]
+    return next((f"for each {text}" for text in wrong if text), "")
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """How episodes are made."""
 
-    problems: int = 16  # P, questions per rollout batch
-    group_size: int = 5  # G, rollouts per question (at least 2)
-    max_searches: int = 4  # turns that may search
-    max_tokens: int = 160  # tokens of a row, prompt and retrieved text included
-    top_k: int = 1  # passages per search
-    passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
-    temperature: float = 1.0  # of the sampler and of every log-prob
-    at_once: int = (
-        0  # episodes generated at a time, exams included, which bounds memory (0 = a batch's)
-    )
+    problems: Count = 16  # P, questions per rollout batch
+    group_size: Annotated[int, Within(2)] = 5  # G, rollouts per question, which GRPO compares
+    max_searches: Whole = 4  # turns of an episode that may search
+    max_tokens: Count = 160  # tokens of a row, prompt and retrieved text included
+    top_k: Count = 1  # passages that a search finds
+    passage_tokens: Whole = 0  # tokens of each passage, its title included, at most (0 = all)
+    temperature: Positive = 1.0  # temperature of the sampler and of every log-prob
+    # episodes generated at a time, exams included, which bounds memory (0 = a batch's)
+    at_once: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -39,46 +155,42 @@ class LossConfig:
     """The objective: a policy term and weighted regularizers; a weight of 0 leaves the term out."""
 
     scale_advantage: bool = True  # divide by the group's standard deviation (False: Dr. GRPO)
-    aggregation: Aggregation = "token-mean"  # of the policy term, KL and entropy
-    ratio_level: Literal["token", "sequence"] = "token"  # "sequence": GSPO
-    clip_low: float = 0.2  # lower clip range of the ratio
-    clip_high: float = 0.2  # upper clip range; larger than clip_low: Clip-Higher
-    ratio_cap: float | None = None  # hard cap of the ratio (Lp-Reg's U)
-    ratio_limit: float | None = (
-        None  # largest ratio, before the clip (code of Search-R1, LLDS: 100; None: e^20)
-    )
-    negative_weight: float = 1.0  # factor on negative advantages (a causal control)
-    top_entropy: float = (
-        1.0  # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
-    )
-    clip_cov_share: float = 0.0  # share of tokens whose gradient Clip-Cov drops
-    kl_cov_coef: float = 0.0  # weight of KL-Cov's penalty
-    kl_cov_share: float = 0.002  # share of tokens that KL-Cov penalises
+    aggregation: Aggregation = "token-mean"  # how the policy term, KL and entropy become one number
+    ratio_level: Literal["token", "sequence"] = "token"  # whose ratio is clipped; "sequence": GSPO
+    clip_low: Weight = 0.2  # lower clip range of the ratio
+    clip_high: Weight = 0.2  # upper clip range; larger than clip_low: Clip-Higher
+    ratio_cap: Positive | None = None  # hard cap of the ratio (Lp-Reg's U)
+    # largest ratio, before the clip (code of Search-R1 and LLDS: 100; None: e^20)
+    ratio_limit: Positive | None = None
+    negative_weight: Weight = 1.0  # factor on negative advantages (a causal control)
+    # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
+    top_entropy: Share = 1.0
+    clip_cov_share: Chance = 0.0  # share of tokens whose gradient Clip-Cov drops
+    kl_cov_coef: Weight = 0.0  # weight of KL-Cov's penalty
+    kl_cov_share: Share = 0.002  # share of tokens that KL-Cov penalises
     nthr: bool = False  # scale down negative tokens by NTHR
-    entropy_coef: float = 0.0  # weight of the entropy bonus
-    kl_coef: float = 0.001  # weight of the KL to the reference policy
-    kl_estimator: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"  # of that KL
-    old_kl_coef: float = 0.0  # weight of a plain KL to the old policy (a causal control)
-    old_kl_rows: Literal["all", "preserved"] = "all"  # where it pulls; preserved: those of LLDS
-    llds_coef: float = 0.0  # lambda of LLDS
+    entropy_coef: Weight = 0.0  # weight of the entropy bonus
+    kl_coef: Weight = 0.001  # weight of the KL to the reference policy
+    # estimator of the KL to the reference policy
+    kl_estimator: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
+    old_kl_coef: Weight = 0.0  # weight of a plain KL to the old policy (a causal control)
+    # where the KL to the old policy pulls; preserved: on the rows of LLDS
+    old_kl_rows: Literal["all", "preserved"] = "all"
+    llds_coef: Weight = 0.0  # lambda, the weight of LLDS
     llds_gate: Gate = "action"  # where LLDS may act
-    llds_preserve: Preserve = (
-        "nonnegative"  # rows LLDS keeps: A >= 0 (paper), A > 0, or (a causal control) A < 0
-    )
-    llds_normalizer: Literal["preserved", "all"] = (
-        "preserved"  # the divisor: tokens of the rows it keeps (paper) or all (code)
-    )
+    # rows that LLDS keeps: A >= 0 (paper), A > 0, or (a causal control) A < 0
+    llds_preserve: Preserve = "nonnegative"
+    # divisor of LLDS: tokens of the rows it keeps (paper) or all (code)
+    llds_normalizer: Literal["preserved", "all"] = "preserved"
     llds_answer: AnswerSchedule = "none"  # LLDS-MA's weight on answer tokens
-    lp_reg_coef: float = 0.0  # beta of Lp-Reg
-    lp_reg_selection: Literal["paper", "code"] = (
-        "paper"  # the quantile's tokens: a rollout batch's, or (code) a minibatch's with A < 0
-    )
-    lp_reg_kl: Literal["sample", "exact"] = (
-        "sample"  # KL(proxy || policy): of the token drawn (code), or of all tokens (paper)
-    )
-    lp_reg_quantile: float = 0.01  # rho: share of tokens counted as low-probability
+    lp_reg_coef: Weight = 0.0  # beta, the weight of Lp-Reg
+    # tokens of Lp-Reg's quantile: a rollout batch's, or (code) a minibatch's with A < 0
+    lp_reg_selection: Literal["paper", "code"] = "paper"
+    # KL(proxy || policy) of Lp-Reg: of the token drawn (code), or of all tokens (paper)
+    lp_reg_kl: Literal["sample", "exact"] = "sample"
+    lp_reg_quantile: Inside = 0.01  # rho, the share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
-    lp_reg_threshold: float = 0.02  # kappa (min-p) or tau (fixed)
+    lp_reg_threshold: Below1 = 0.02  # threshold of that filter: kappa (min-p) or tau (fixed)
 
 
 @dataclass(frozen=True)
@@ -86,10 +198,10 @@ class LoadConfig:
     """How the policy's model is loaded."""
 
     quantize: Literal["nf4"] | None = None  # 4-bit weights (QLoRA); needs adapters
-    lora_rank: int = 0  # of the adapters on all linear layers (0 = train all weights)
-    lora_alpha: int = 64  # their output is scaled by alpha / rank
-    dtype: Precision = "float32"  # of the model; adapters are float32
-    device: str = "cpu"  # such as cuda
+    lora_rank: Whole = 0  # rank of the adapters on all linear layers (0 = train all weights)
+    lora_alpha: Count = 64  # scale of the adapters: their output is multiplied by alpha / rank
+    dtype: Precision = "float32"  # number format of the model; adapters are float32
+    device: str = "cpu"  # device of the model, such as cuda
     gradient_checkpointing: bool = False  # less memory, a third more time
 
 
@@ -99,100 +211,72 @@ class DataConfig:
 
     train: tuple[str, ...] = ()  # JSONL files of questions, or hub:NAME such as hub:dapo
     kind: Kind = "qa"  # qa: search, exact match; maths: no search, boxed answers by math-verify
-    heldout: tuple[str, ...] = ()  # the same, for the held-out exact match
-    heldout_limit: int = 120  # questions of each held-out file; of "shuffled": a number of hops
+    heldout: tuple[str, ...] = ()  # JSONL files or hub:NAME, for the held-out exact match
+    # questions of each held-out file, or in "shuffled" of each number of hops, at most
+    heldout_limit: Count = 120
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service
     corpus: str | None = None  # passages for bm25, as JSONL
-    index: str | None = None  # folder for bm25's index on disk; large corpora: runs/index
-    world: str = "atlas"  # without `train`: a name of world.registry.ENVIRONMENTS
-    misses: float = 0.0  # of "shuffled": probability that a search finds a random passage
-    hop_weights: tuple[float, ...] = (0.34, 0.33, 0.33)  # of "shuffled": 1 hop, 2, ... (at most 3)
-    exam_half: ExamHalf = "validation"  # of "shuffled": settings are chosen on validation alone
+    index: str | None = None  # folder for bm25's index on disk, such as runs/index/wiki
+    world: str = "atlas"  # world, where `train` is left out: atlas, shuffled, or sparks
+    misses: Chance = 0.0  # probability that a search of "shuffled" finds a random passage
+    hop_weights: Hops = (
+        0.34,
+        0.33,
+        0.33,
+    )  # shares of 1, 2 and 3 hops in "shuffled"
+    exam_half: ExamHalf = "validation"  # half asked in "shuffled"; test: not for choosing
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run."""
 
-    seed: int = 0  # of questions, sampling and minibatch order
-    steps: int = 150  # rollout batches
-    updates_per_batch: int = 10  # optimiser updates per rollout batch (Search-R1: 10)
-    lr: float = 3e-4  # AdamW learning rate after warm-up
-    warmup_batches: int = 0  # linear learning-rate warm-up, in rollout batches
-    grad_clip: float = 1.0  # largest gradient norm
-    betas: tuple[float, float] = (0.9, 0.999)  # AdamW
-    eval_every: int = 10  # batches between held-out evaluations (0 = never)
-    probe_every: int = 1  # batches between scorings of the fixed probe set (0 = no probe set)
-    fresh_every: int = 0  # batches between rollouts that are measured, not trained on (0 = never)
-    checkpoint_every: int = 25  # batches between checkpoints (0 = only the last)
-    rollouts_logged: int = 2  # episodes written to rollouts.jsonl per batch
-    rewards: Rewards = "true"  # trained on; "coin", "shuffled" in their groups: causal controls
-    llds_target: float | None = (
-        None  # nats a token that a batch may cost its correct rows: LLDS's lambda follows it
-    )
-    micro_rows: int = 0  # episodes scored or trained at a time, which bounds memory (0 = all)
-    policy: str = "half_taught"  # or "sparks", "tiny", "smollm2", or a Hugging Face model
-    method: str = "grpo"  # the preset that `loss` came from
+    seed: Whole = 0  # seed of questions, sampling and minibatch order
+    steps: Count = 150  # rollout batches to train
+    updates_per_batch: Count = 10  # optimiser updates per rollout batch (Search-R1: 10)
+    lr: Positive = 3e-4  # AdamW learning rate after warm-up
+    warmup_batches: Whole = 0  # linear learning-rate warm-up, in rollout batches
+    grad_clip: Positive = 1.0  # largest gradient norm; a longer gradient is scaled to it
+    # how much of their past AdamW's two moving averages keep
+    betas: tuple[Below1, Below1] = (0.9, 0.999)
+    eval_every: Whole = 10  # batches between held-out evaluations (0 = never)
+    probe_every: Whole = 1  # batches between scorings of the fixed probe set (0 = no probe set)
+    # batches between rollouts that are measured, not trained on (0 = never)
+    fresh_every: Whole = 0
+    checkpoint_every: Whole = 25  # batches between checkpoints (0 = only the last)
+    rollouts_logged: Whole = 2  # episodes written to rollouts.jsonl per batch
+    # rewards trained on; "coin", or "shuffled" in their groups, are causal controls
+    rewards: Rewards = "true"
+    # nats a token that a batch may cost its correct rows: LLDS's lambda follows it
+    llds_target: Weight | None = None
+    # episodes scored or trained at a time, which bounds memory (0 = all)
+    micro_rows: Whole = 0
+    # policy to start from: "half_taught", "sparks", "tiny", "smollm2", or a Hugging Face model
+    policy: str = "half_taught"
+    method: str = "grpo"  # name of the preset that the loss starts from
     load: LoadConfig = field(default_factory=LoadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     loss: LossConfig = field(default_factory=LossConfig)
 
-    def check(self, questions: int) -> None:
-        """ValueError, in one line, for settings under which no update means anything."""
-        rollout = self.rollout
-        if rollout.group_size < 2:
-            raise ValueError(
-                f"group_size is {rollout.group_size}: GRPO compares rollouts of one question, use 2"
-                " or more"
-            )
-        if not 1 <= rollout.problems <= questions:
-            raise ValueError(
-                f"{questions} questions for batches of {rollout.problems}: change rollout.problems"
-            )
-        if not rollout.temperature > 0:
-            raise ValueError(
-                f"temperature is {rollout.temperature}: training samples, use more than 0"
-            )
-        if self.updates_per_batch < 1:
-            raise ValueError(f"updates_per_batch is {self.updates_per_batch}: use 1 or more")
-        if rollout.at_once < 0:
-            raise ValueError(
-                f"rollout.at_once is {rollout.at_once}: use 1 or more, or 0 for all of a batch"
-            )
-        if self.llds_target is not None and not (self.llds_target >= 0 and self.loss.llds_coef):
-            raise ValueError(
-                f"llds_target is {self.llds_target} with llds_coef {self.loss.llds_coef}: give a "
-                "target of 0 or more nats a token, and a lambda to start from, such as 0.2"
-            )
-        if self.micro_rows < 0:
-            raise ValueError(
-                f"micro_rows is {self.micro_rows}: use 1 or more, or 0 for all at once"
-            )
-        self._check_ranges()
+    def check(self, questions: int | None = None) -> None:
+        """ValueError, in one line, for settings under which no update means anything.
 
-    def _check_ranges(self) -> None:
-        """ValueError for a number out of its range, which else would end the run in its midst."""
-        loss, rollout = self.loss, self.rollout
-        for name in ("top_entropy", "kl_cov_share"):
-            if not 0 < getattr(loss, name) <= 1:
-                raise ValueError(f"{name} is {getattr(loss, name)}: give a share in (0, 1]")
-        if not 0 < loss.lp_reg_quantile < 1:  # measured in every run, with Lp-Reg or without
+        `questions` is how many there are to draw a batch from, where that is known already.
+        """
+        check(self)
+        if not any(self.data.hop_weights):
+            raise ValueError("data.hop_weights are all 0: give at least one number of hops a share")
+        if self.llds_target is not None and not self.loss.llds_coef:
             raise ValueError(
-                f"lp_reg_quantile is {loss.lp_reg_quantile}: give a share between 0 and 1"
+                f"llds_target is {self.llds_target} with llds_coef 0: give a lambda to start from, "
+                "such as 0.2"
             )
-        if not 0 <= loss.lp_reg_threshold < 1:
+        if questions is not None and self.rollout.problems > questions:
             raise ValueError(
-                f"lp_reg_threshold is {loss.lp_reg_threshold}: give a number in [0, 1); at 1 the "
-                "proxy drops every token"
+                f"{questions} questions for batches of {self.rollout.problems}: change "
+                "rollout.problems"
             )
-        if rollout.top_k < 1:
-            raise ValueError(f"rollout.top_k is {rollout.top_k}: use 1 passage or more")
-        if rollout.max_searches < 0:
-            raise ValueError(f"rollout.max_searches is {rollout.max_searches}: use 0 or more")
-        for name in ("eval_every", "probe_every", "fresh_every", "checkpoint_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: use 0 (see its help) or more")
 
 
 def train_config_from(raw: dict) -> TrainConfig:
@@ -216,37 +300,45 @@ def train_config_from(raw: dict) -> TrainConfig:
 class DemonstrationConfig:
     """How noisy the demonstrations of the warm start are."""
 
-    corrupt: float = 0.12  # probability that a hop searches for the wrong thing
-    stop_early: float = (
-        0.4  # probability, where another hop is needed, of answering what was just found
-    )
-    give_up: float = 0.3  # probability of answering from a wrong passage
-    filler_words: float = 5.0  # mean filler words of a think block
-    filler_words_failing: float = 9.0  # the same in a hop that fails
-    max_searches: int = 4  # searches before the episode ends without an answer
+    corrupt: Chance = 0.12  # probability that a hop searches for the wrong thing
+    # probability, where another hop is needed, of answering what was just found
+    stop_early: Chance = 0.4
+    give_up: Chance = 0.3  # probability of answering from a wrong passage
+    filler_words: Weight = 5.0  # mean filler words of a think block
+    filler_words_failing: Weight = 9.0  # mean filler words in a hop that fails
+    max_searches: Whole = 4  # searches before the episode ends without an answer
 
 
 @dataclass(frozen=True)
 class WarmstartConfig:
     """Supervised training in the atlas: of the tiny searcher, or of a real model."""
 
-    start: str | None = None  # the policy to go on from (None: a tiny one from nothing)
-    seed: int = 0  # of initial weights, questions and demonstrations
-    plain_steps: int = (
-        500  # optimiser updates on demonstrations without noise or filler: learn to copy
-    )
-    steps: int = 2000  # optimiser updates in all
-    batch: int = 64  # demonstrations an update
-    steps_per_world: int = 2  # updates before the facts are permuted afresh
-    lr: float = 2e-3  # AdamW, linear warm-up, then linear decay
-    warmup: int = 100  # updates of the warm-up
-    hop_weights: tuple[float, ...] = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions
-    rows: int = 0  # demonstrations that go through the model at a time (0 = all)
+    start: str | None = None  # policy to go on from (None: a tiny one from nothing)
+    seed: Whole = 0  # seed of initial weights, questions and demonstrations
+    # optimiser updates on demonstrations without noise or filler: learn to copy
+    plain_steps: Whole = 500
+    steps: Whole = 2000  # optimiser updates in all (0 = untrained)
+    batch: Count = 64  # demonstrations of an update
+    steps_per_world: Count = 2  # updates before the facts are permuted afresh
+    lr: Positive = 2e-3  # AdamW learning rate: linear warm-up, then linear decay
+    warmup: Whole = 100  # updates of the warm-up
+    hop_weights: Hops = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions
+    rows: Whole = 0  # demonstrations that go through the model at a time (0 = all)
     autocast: bool = False  # matrix products in bfloat16, weights as they are loaded
-    width: int = 96  # hidden size of a tiny one
-    layers: int = 3  # its transformer layers
-    heads: int = 4  # its attention heads
+    width: Count = 96  # hidden size of a tiny searcher
+    layers: Count = 3  # number of a tiny searcher's transformer layers
+    heads: Count = 4  # number of a tiny searcher's attention heads
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+
+    def check(self) -> None:
+        """ValueError, in one line, for a number out of its range."""
+        check(self)
+        if not any(self.hop_weights):
+            raise ValueError("hop_weights are all 0: give at least one number of hops a share")
+        if self.width % self.heads:
+            raise ValueError(
+                f"width is {self.width}: use a multiple of the {self.heads} attention heads"
+            )
 
 
 @dataclass(frozen=True)
@@ -254,39 +346,42 @@ class SftConfig:
     """One supervised warm start."""
 
     files: tuple[str, ...] = ()  # train files, JSONL; each is tried by the root of its rows
-    policy: str = "smollm2"  # "smollm2", or a Hugging Face model name or path
+    policy: str = "smollm2"  # model to teach: "smollm2", or a Hugging Face name or path
     load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
-    seed: int = 0  # of the trajectories
-    steps: int = 300  # optimiser updates
-    batch: int = 8  # trajectories an update
+    seed: Whole = 0  # seed of the trajectories
+    steps: Count = 300  # optimiser updates in all
+    batch: Count = 8  # trajectories of an update
     autocast: bool = False  # matrix products in bfloat16, weights as they are loaded
-    rows: int = 4  # trajectories that are scored at a time
-    lr: float = 3e-4  # AdamW after a linear warm-up, then linear decay to 0
-    warmup: int = 20  # updates of the warm-up
-    grad_clip: float = 1.0  # largest gradient norm
+    rows: Count = 4  # trajectories that are scored at a time
+    lr: Positive = 3e-4  # AdamW learning rate after a linear warm-up, then linear decay to 0
+    warmup: Whole = 20  # updates of the warm-up
+    grad_clip: Positive = 1.0  # largest gradient norm; a longer gradient is scaled to it
     search: bool = True  # False: trajectories that answer at once, a baseline without search
-    top_k: int = 3  # passages after a search, one of them gold
-    passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
-    max_tokens: int = 1024  # a longer trajectory is not used
-    checkpoint_every: int = 50  # updates between checkpoints
+    top_k: Count = 3  # passages after a search, one of them gold
+    passage_tokens: Whole = 0  # tokens of each passage, its title included, at most (0 = all)
+    max_tokens: Count = 1024  # tokens of a trajectory, at most; a longer one is not used
+    checkpoint_every: Whole = 50  # updates between checkpoints (0 = only the last)
+
+    def check(self) -> None:
+        """ValueError, in one line, for a number out of its range."""
+        check(self)
 
 
 @dataclass(frozen=True)
 class ExamConfig:
     """How questions are asked; the defaults are Search-R1's and Lp-Reg's budgets."""
 
-    limit: int | None = None  # questions a task; a larger limit only adds questions
-    rows: int = 32  # episodes at a time
-    max_searches: int = 4  # turns that may search
-    top_k: int = 3  # passages per search
-    passage_tokens: int = 0  # tokens of each passage, its title included, at most (0 = all)
-    max_tokens: int = 4096  # tokens of a question's row, prompt and passages included
-    maths_tokens: int = 8192  # tokens of a maths row, prompt included
+    limit: Count | None = None  # questions a task; a larger limit only adds questions
+    rows: Count = 32  # episodes asked at a time
+    max_searches: Whole = 4  # turns of an episode that may search
+    top_k: Count = 3  # passages that a search finds
+    passage_tokens: Whole = 0  # tokens of each passage, its title included, at most (0 = all)
+    max_tokens: Count = 4096  # tokens of a question's row, prompt and passages included
+    maths_tokens: Count = 8192  # tokens of a maths row, prompt included
 
     def check(self) -> None:
-        """ValueError for a limit or a number of rows below 1."""
-        if self.rows < 1 or (self.limit is not None and self.limit < 1):
-            raise ValueError(f"rows={self.rows} and limit={self.limit} must be at least 1")
+        """ValueError, in one line, for a number out of its range."""
+        check(self)
 
 
 def data_dir() -> Path:

@@ -4,8 +4,12 @@ import gzip
 import json
 import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,10 +81,78 @@ def text_field(row: dict, name: str, where: str) -> str:
 def write_whole(path: Path | str, text: str) -> None:
     """Write `text` (UTF-8, lines end in \\n) so that a kill leaves the old file or the new one."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.tmp")
-    fresh.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(fresh, path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fresh.write_text(text, encoding="utf-8", newline="\n")
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        os.replace(fresh, path)
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """In this context an OSError says in one line what cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(
+            f"cannot write {path} ({reason}): make room, or use another folder"
+        ) from error
+
+
+def claim(folder: Path | str, command: str, *made: str) -> None:
+    """Make a folder for what a command writes, where there is none.
+
+    `made` are patterns of the names that the command gives. ValueError for a folder that holds
+    anything else, OSError for one that cannot be written.
+    """
+    folder = Path(folder)
+    refuse_foreign(folder, command, *made)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def refuse_foreign(folder: Path, command: str, *made: str) -> None:
+    """ValueError, naming one, where the folder holds anything but what the command makes."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name a folder")
+    held = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+    for name in held:
+        if not any(fnmatchcase(name, pattern) for pattern in made):
+            raise ValueError(
+                f"{folder} holds {name}, which {command} did not make: name a new folder, or move "
+                "that away"
+            )
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to fill, which then takes its place; none stays after an error.
+
+    `path` must not exist by then, or be empty.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        fresh.chmod(0o777 & ~_umask())
+        yield fresh
+        if fresh.exists():
+            os.replace(fresh, path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _umask() -> int:
+    """The mask of a new file's rights, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def merge_jsonl(path: Path, new: Sequence[dict], name: Callable[[dict], Hashable]) -> list[dict]:

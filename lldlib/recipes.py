@@ -12,6 +12,7 @@ from lldlib.config import (
     RolloutConfig,
     TrainConfig,
     WarmstartConfig,
+    unknown,
 )
 
 _GRPO = LossConfig()
@@ -95,9 +96,9 @@ METHODS: dict[str, LossConfig] = {
 
 
 def method(name: str, **overrides: object) -> LossConfig:
-    """The preset `name` with some fields replaced; ValueError, naming the presets, if unknown."""
+    """The preset `name` with some fields replaced; ValueError, naming presets, if unknown."""
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}: use one of {', '.join(METHODS)}")
+        raise ValueError(unknown("method", name, METHODS))
     return replace(METHODS[name], **overrides)
 
 
@@ -285,8 +286,9 @@ def train_config(
     kinds = (RolloutConfig, LossConfig, DataConfig)
     known = {kind: field_names(kind) & given.keys() for kind in kinds}
     train = (field_names(TrainConfig) - {"method", "seed", *NESTED}) & given.keys()
-    if unknown := given.keys() - train.union({"data"}, *known.values()):
-        raise ValueError(f"unknown setting {', '.join(sorted(unknown))}: use a field of config.py")
+    if strange := given.keys() - train.union({"data"}, *known.values()):
+        names = ", ".join(sorted(strange))
+        raise ValueError(f"unknown setting {names}: use a field of config.py")
     return TrainConfig(
         method=method,
         seed=seed,

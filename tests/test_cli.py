@@ -79,7 +79,7 @@ def test_train_writes_a_run_and_resumes_it(micro, tmp_path, capsys):
     assert (out / "metrics.jsonl").read_text() == metrics
 
     capsys.readouterr()
-    assert main(["train", "--out", str(out), "--resume", "--steps", "9"]) == 2
+    assert main(["train", "--out", str(out), "--resume", "--lr", "9"]) == 2
     assert "give it only --out" in error_of(capsys)
 
 
@@ -114,7 +114,10 @@ def test_evaluate_and_report_read_a_run(micro, tmp_path, capsys):
         (["report", "--out", "y"], "no run folders given"),
         (["report", "x", "--out", "y"], "no run folder at x"),
         (["sweep", "--grid", "seed=0", "--out", "y"], "names no method"),
-        (["demo", "--policy", "nosuch", "--out", "y"], "unknown policy 'nosuch': use tiny, half_"),
+        (
+            ["demo", "--policy", "nosuch", "--out", "y"],
+            "unknown policy 'nosuch': use one of tiny, half_",
+        ),
         (["train", "--data.train", "x", "--out", "y"], "bm25 searches a file: name it, --corpus"),
         (["evaluate", "--policy", "tiny", "--load.device", "cuda"], "no device 'cuda' here"),
     ],
@@ -155,7 +158,7 @@ def test_a_missing_checkpoint_is_named(tmp_path, capsys):
 
 
 def test_failed_cells_make_exit_code_1(micro, tmp_path, capsys):
-    grid = [f"{name}={value}" for name, value in (micro | {"group_size": 1}).items()]
+    grid = [f"{name}={value}" for name, value in (micro | {"problems": 10**6}).items()]
     arguments = ["sweep", "--grid", "method=grpo", "seed=0", *grid, "--out", str(tmp_path / "s")]
     assert main(arguments) == 1
     assert "failed: " in capsys.readouterr().err

@@ -204,17 +204,18 @@ def test_jobs_under_one_are_refused():
 
 
 def test_a_sweep_survives_a_failed_cell_and_skips_what_is_done(micro, tmp_path):
-    grid = grid_of(micro, method=["grpo"], group_size=[1, 2])  # a group of 1 cannot be trained
+    grid = grid_of(micro, method=["grpo"], problems=[4, 10**6])  # more than there are questions
     failures = sweep(grid, tmp_path, 2)
     ((path, error),) = failures.items()
-    assert "group_size=1" in path.name and "group_size is 1" in error
+    assert "problems=1000000" in path.name and "questions for batches of 1000000" in error
+    assert "\n" not in error and "Error" not in error
     (row,) = json.loads((tmp_path / "sweep.json").read_text())
-    assert "group_size=2" in row["cell"]
+    assert "problems=4" in row["cell"]
     assert (row["arm"], row["batches"]) == ("grpo", 2) and 0 <= row["heldout_em"] <= 1
 
     metrics = tmp_path / row["cell"] / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns
-    assert sweep(grid | {"group_size": [2]}, tmp_path, 1) == {}
+    assert sweep(grid | {"problems": [4]}, tmp_path, 1) == {}
     assert metrics.stat().st_mtime_ns == before
 
 

@@ -9,7 +9,7 @@ import torch
 from helpers import BARE, MICRO, after, answered, micro_trainer, same, spied, weights
 from torch import nn
 
-from lldlib.config import LossConfig
+from lldlib.config import DataConfig, LoadConfig, LossConfig
 from lldlib.policy.optimizer import make_optimizer, pack, unpack
 from lldlib.train import trainer as train
 from lldlib.world.environment import RULES
@@ -58,7 +58,7 @@ def test_responses_that_are_all_empty_give_a_defined_step():
     [
         ({"rollout": replace(MICRO.rollout, group_size=1)}, "group_size is 1"),
         ({"rollout": replace(MICRO.rollout, problems=9)}, "8 questions for batches of 9"),
-        ({"rollout": replace(MICRO.rollout, problems=0)}, "8 questions for batches of 0"),
+        ({"rollout": replace(MICRO.rollout, problems=0)}, "rollout.problems is 0"),
         ({"rollout": replace(MICRO.rollout, temperature=0.0)}, "temperature is 0.0"),
         ({"updates_per_batch": 0}, "updates_per_batch is 0"),
         ({"rollout": replace(MICRO.rollout, top_k=0)}, "top_k is 0"),
@@ -217,3 +217,43 @@ def test_bfloat16_weights_are_trained_in_float32(tmp_path):
     master = optimizer.state[model.weight]["master"]
     assert torch.allclose(master, plain.weight, atol=1e-7) and plain.weight[0, 0] < 0.9945
     assert torch.equal(model.weight, master.bfloat16()) and model.weight[0, 0] < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": "sparks"}, "policy cannot be turned in mid-run: start a new run for it"),
+        ({"load": LoadConfig(lora_rank=4)}, "load cannot be turned"),
+        ({"data": DataConfig(misses=0.5)}, "data cannot be turned"),
+        ({"probe_every": 5}, "probe_every was 0 at the start"),
+        ({"eval_every": 5}, "eval_every cannot be turned"),
+    ],
+)
+def test_a_knob_that_would_do_nothing_is_refused(change, message):
+    run = micro_trainer(replace(MICRO, probe_every=0, eval_every=0))
+    run.environment = replace(run.environment, heldout=None)
+    before = run.config
+    with pytest.raises(ValueError, match=message):
+        run.turn(**change)
+    assert run.config == before
+    run.turn(**{name: getattr(before, name) for name in change})  # what stands already may stand
+
+
+def test_one_update_that_is_not_finite_leaves_the_means_of_the_others(monkeypatch):
+    """Of two updates the second gives nan: the batch's mean is the first's value."""
+    losses = train.compute_loss
+
+    def second_is_nan(config, inputs):
+        loss, numbers = losses(config, inputs)
+        if numbers_of.append(numbers) or len(numbers_of) < 2:
+            return loss, numbers
+        return loss * float("nan"), {key: value * float("nan") for key, value in numbers.items()}
+
+    numbers_of = []
+    monkeypatch.setattr(train, "compute_loss", second_is_nan)
+    run = micro_trainer(replace(MICRO, updates_per_batch=2))
+    run.step_index = 1  # a batch in which the negative share is not measured
+    metrics, _ = run.step()
+    assert metrics["update/skipped"] == 1 and len(numbers_of) == 2
+    for key, value in numbers_of[0].items():
+        assert metrics[key] == float(value), key

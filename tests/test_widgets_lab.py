@@ -44,8 +44,8 @@ class FakeRun:
         return row
 
     def turn(self, **knobs):
-        if knobs.get("lr") == 0:
-            raise ValueError("lr is <0>")
+        if knobs.get("lr") == 5e-5:
+            raise ValueError("lr is <5e-5>")
         self.config = replace(self.config, **knobs)
         fields = {k: v for k, v in describe(self.config).items() if k in knobs}
         self.writer.event(self.next_batch, "knob", **fields)
@@ -138,6 +138,153 @@ def test_play_leaves_the_kernel_free_and_pause_stops_it(lab, monkeypatch):
     assert lab.runs["A"].threads.isdisjoint({threading.main_thread()})
 
 
+def test_paused_is_said_when_no_batch_is_going(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    async def scene():
+        lab.play()
+        await until(lambda: lab.runs["A"].threads)
+        lab.play_button.click()
+        assert "finishing this batch" in lab.status.value and "paused" not in lab.status.value
+        assert lab.play_button.disabled
+        FakeRun.gate.release()
+        await lab._task
+        assert "paused" in lab.status.value and not lab.play_button.disabled
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": 1}
+
+
+def test_play_again_while_a_batch_is_finishing_is_one_play(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    async def scene():
+        lab.play()
+        await until(lambda: lab.runs["A"].threads)
+        task = lab._task
+        lab.pause()
+        lab.play()
+        assert lab._task is task and lab.playing
+        FakeRun.gate.release(6)
+        await task
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": 6}
+
+
+@pytest.fixture
+def slow_branch(monkeypatch) -> threading.Semaphore:
+    """A branch that takes until the semaphore is released."""
+    gate, branch = threading.Semaphore(0), FakeRun.branch.__func__
+
+    def wait(cls, source, step, out):
+        assert gate.acquire(timeout=WAIT)
+        return branch(cls, source, step, out)
+
+    monkeypatch.setattr(FakeRun, "branch", classmethod(wait))
+    return gate
+
+
+def controls(lab) -> list:
+    buttons = [lab.step_button, lab.rewind_button, lab.branch_button, lab.play_button]
+    return [*buttons, lab.chosen, lab.checkpoints, *lab.knobs.parts.values()]
+
+
+def test_two_clicks_on_branch_make_one_branch(lab, slow_branch):
+    async def scene():
+        lab.branch_button.click()
+        lab.branch_button.click()  # before the page has made it grey
+        slow_branch.release(2)
+        await until(lambda: lab.chosen.value == "B")
+
+    asyncio.run(scene())
+    lab._worker.submit(int).result()  # whatever else was asked for is done
+    folder = lab.runs["A"].out.parent
+    assert sorted(path.name for path in folder.iterdir()) == ["run", "run-branch1"]
+
+
+def test_controls_are_grey_while_the_lab_works_and_a_knob_reaches_no_other_run(lab, slow_branch):
+    """Branch, then a knob while it is made: neither run gets it, and the knob stands as before."""
+
+    async def scene():
+        assert not any(part.disabled for part in controls(lab))
+        lab.branch_button.click()
+        assert all(part.disabled for part in controls(lab))
+        assert "working: branching A ..." in lab.status.value
+        lab.knobs.parts["method"].value = "llds"
+        slow_branch.release()
+        await until(lambda: lab.chosen.value == "B" and not lab.branch_button.disabled)
+        assert not any(part.disabled for part in controls(lab))
+        assert lab.knobs.parts["method"].value == "grpo"
+        lab.knobs.parts["method"].value = "llds"  # now it is B's
+        await until(lambda: lab.runs["B"].config.method == "llds")
+
+    asyncio.run(scene())
+    assert lab.runs["A"].config.method == "grpo"
+    assert not [event for event in Run(lab.runs["A"].out).events if event["kind"] == "knob"]
+
+
+def test_a_knob_goes_to_the_run_that_was_chosen_when_it_was_turned(lab, monkeypatch):
+    lab.branch(0)
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    async def scene():
+        lab.play()
+        await until(lambda: lab.runs["A"].threads)
+        lab.knobs.parts["method"].value = "llds"  # B is chosen
+        assert "after the batch that is going: turning a knob of B" in lab.status.value
+        assert not lab.play_button.disabled  # one may always pause
+        lab.pause()
+        FakeRun.gate.release(9)
+        await lab._task
+        await until(lambda: not lab.step_button.disabled)
+
+    asyncio.run(scene())
+    assert (lab.runs["A"].config.method, lab.runs["B"].config.method) == ("grpo", "llds")
+
+
+def test_what_fails_in_an_unforeseen_way_frees_the_controls(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "turn", lambda self, **knobs: 1 / 0)
+
+    async def scene():
+        lab.knobs.parts["method"].value = "llds"
+        await until(lambda: "ZeroDivisionError" in lab.status.value)
+
+    asyncio.run(scene())
+    assert not any(part.disabled for part in controls(lab))
+
+
+@pytest.mark.parametrize(("shown", "trained"), [(True, 2), (False, 6)])
+def test_the_lab_stops_when_its_page_is_closed(lab, monkeypatch, shown, trained):
+    """Two pings are not answered any more; a lab that no page ever showed goes on."""
+    monkeypatch.setattr("lldlib.show.lab.PING", 0.0)
+    monkeypatch.setattr("lldlib.show.lab.UNHEARD", 1)
+    if shown:
+        lab.pulse.value += 1  # as a page's Play widget answers
+
+    async def scene():
+        lab.play()
+        await asyncio.wait_for(lab._task, WAIT)
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": trained} and "paused" in lab.status.value
+
+
+def test_a_page_that_answers_keeps_the_lab_going(lab, monkeypatch):
+    monkeypatch.setattr("lldlib.show.lab.PING", 0.0)
+    monkeypatch.setattr("lldlib.show.lab.UNHEARD", 1)
+    lab.pulse.observe(
+        lambda ping: ping["new"] and lab.pulse.set_trait("value", lab.pulse.value + 1), "playing"
+    )
+
+    async def scene():
+        lab.play()
+        await asyncio.wait_for(lab._task, WAIT)
+
+    asyncio.run(scene())
+    assert batches(lab) == {"A": 6}
+
+
 def test_a_knob_acts_between_two_batches(lab, monkeypatch):
     monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
 
@@ -189,8 +336,8 @@ def test_buttons_branch_and_rewind(lab):
 
 def test_what_cannot_be_done_is_said(lab):
     async def scene():
-        lab.knobs.parts["lr"].value = 0.0
-        await until(lambda: "lr is &lt;0&gt;" in lab.status.value)
+        lab.knobs.parts["lr"].value = 5e-5
+        await until(lambda: "lr is &lt;5e-5&gt;" in lab.status.value)
 
     asyncio.run(scene())
     assert lab.knobs.parts["lr"].value == lab.runs["A"].config.lr == 1e-3

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -51,6 +51,8 @@ class Log:
         kept = False
         for name, value in row.items():
             ours = wanted.get(name, name)
+            if name in wanted:
+                self.seen[name] = None
             column = self.columns.get(ours)
             if column is None:
                 if len(self.seen) < NAMES:
@@ -105,6 +107,10 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> list[Log]
     except (OSError, EOFError, UnicodeError, csv.Error, gzip.zlib.error) as error:
         raise Unreadable(f"{path}: cannot be read ({_one_line(error)})") from error
     logs = [log for log in logs if log.rows and any(read_name(c).signals for c in log.columns)]
+    seen = dict.fromkeys(name for log in logs for name in log.seen)
+    for column in wanted if logs else ():
+        if column not in seen:
+            raise Unreadable(f"{path}: no column {column!r}, which --map names; {_columns(seen)}")
     if not logs:
         raise Unreadable(_nothing(path, wanted))
     return logs
@@ -126,10 +132,14 @@ def _nothing(path: Path, wanted: Mapping[str, str]) -> str:
             seen |= log.seen
     except (OSError, EOFError, UnicodeError, csv.Error, gzip.zlib.error):
         pass
-    columns = ", ".join(list(seen)[:12]) + (", ..." if len(seen) > 12 else "")
     looked = "a reward such as critic/score/mean, reward or reward/mean"
-    found = f"its columns: {columns} (name yours with --map reward=COLUMN)" if seen else "no rows"
+    found = f"{_columns(seen)} (name yours with --map reward=COLUMN)" if seen else "no rows"
     return f"{path}: no training log that is known here; looked for {looked}; found {found}"
+
+
+def _columns(seen: Collection[str]) -> str:
+    names = list(seen)
+    return f"its columns: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ reference policy, so that no second model is held.
 import copy
 import importlib.util
 import json
+import re
 import tempfile
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +28,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from lldlib.config import LoadConfig, Precision, data_dir
+from lldlib.config import LoadConfig, Precision, data_dir, unknown
 
 BUILT_IN = {
     "tiny": "tiny",
@@ -37,6 +38,7 @@ BUILT_IN = {
 NAMES = ("think", "search", "information", "answer")
 TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # what models other than this project's may do to their logits, and scoring does not
 LOGIT_CHANGES = (
     "final_logit_softcapping",
@@ -160,6 +162,19 @@ def _check_device(name: str) -> None:
         )
 
 
+def check_name(name: str) -> None:
+    """ValueError for a policy that cannot be: not built in, no path, and no name on the hub.
+
+    Seen here, because the hub is asked again and again before it says so.
+    """
+    path, built_in = Path(name), (*BUILT_IN, "smollm2")
+    # a name on the hub has one slash, and what stands before it is no folder here
+    on_hub = HUB_NAME.fullmatch(name) and not path.parent.is_dir()
+    if name not in built_in and not path.exists() and not on_hub:
+        said = unknown("policy", name, built_in)
+        raise ValueError(f"{said} (or a folder, or OWNER/NAME on Hugging Face)")
+
+
 def _source(name: str) -> tuple[str, dict[str, str]]:
     """Where transformers finds the policy, and what it has to be told about the file."""
     path = name
@@ -172,6 +187,8 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
             )
     elif name == "smollm2":
         path = _smollm2()
+    else:
+        check_name(name)
     if path.endswith(".gguf"):
         return str(Path(path).parent), {"gguf_file": Path(path).name}
     return path, {}

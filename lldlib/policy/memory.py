@@ -21,7 +21,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from lldlib.config import Precision, data_dir
 from lldlib.policy.head import CHUNK_ELEMENTS, head_scores
-from lldlib.policy.load import BUILT_IN, LoraSettings, keep_few_activations, with_adapters
+from lldlib.policy.load import (
+    BUILT_IN,
+    LoraSettings,
+    check_name,
+    keep_few_activations,
+    with_adapters,
+)
 
 GB = 1e9
 BLOCK, BLOCKS = 64, 256  # NF4: weights per scale, scales per scale of the scales
@@ -151,6 +157,7 @@ def configuration(name_or_path: str) -> PretrainedConfig:
     known = known_models().get(name_or_path.removesuffix("-Instruct"))
     if known is not None:
         return AutoConfig.for_model(**{k: v for k, v in known.items() if k != "parameters"})
+    check_name(name_or_path)
     path = str(data_dir() / BUILT_IN[name_or_path]) if name_or_path in BUILT_IN else name_or_path
     try:
         return AutoConfig.from_pretrained(path)

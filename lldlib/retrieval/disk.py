@@ -1,15 +1,13 @@
 """BM25 with the index and the passages on disk, memory-mapped (extra `benchmarks`: bm25s)."""
 
 import json
-import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import mkdtemp
 
 import bm25s
 from tqdm import tqdm
 
+from lldlib.files import new_folder, refuse_foreign, writing
 from lldlib.retrieval.passages import (
     Hit,
     Passage,
@@ -21,6 +19,7 @@ from lldlib.retrieval.passages import (
 )
 
 SOURCE = "source.json"  # which corpus file an index was made from
+MADE = (SOURCE, "*.index.json", "*.index.npy", "corpus.jsonl", "corpus.mmindex.json")
 
 
 class DiskRetriever(ScoredRetriever):
@@ -54,7 +53,7 @@ def open_index(corpus: Path | str, folder: Path | str) -> DiskRetriever:
     """The index of a corpus file in `folder`; made there first where it is absent or out of date.
 
     Out of date: the file's path, size or time of change is another than when the index was made.
-    Raises what `read_corpus` raises.
+    Raises what `read_corpus` raises, and ValueError for a folder that holds anything but an index.
     """
     corpus, folder = Path(corpus), Path(folder)
     try:
@@ -70,9 +69,11 @@ def build_index(corpus: Path | str, folder: Path | str) -> None:
     """Index title and text of a corpus file into `folder`, which exists whole or not at all.
 
     Needs memory for the token numbers of all passages (about 8 bytes a word, and as much again for
-    the scores). Raises what `read_corpus` raises, and ValueError where no passage holds a word.
+    the scores). Raises what `read_corpus` raises, and ValueError where no passage holds a word or
+    the folder holds anything but an index: only an index's own files are ever replaced.
     """
-    corpus, folder = Path(corpus), Path(folder)
+    corpus, folder = Path(corpus), Path(folder).resolve()
+    _refuse_other(folder)
     source = _fingerprint(corpus)
     vocabulary: dict[str, int] = {}
     numbers = [
@@ -83,15 +84,21 @@ def build_index(corpus: Path | str, folder: Path | str) -> None:
         raise ValueError(f"{corpus}: no passage holds a word")
     index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
     index.index((numbers, vocabulary), create_empty_token=False, show_progress=False)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    try:
-        index.save(fresh, corpus=map(asdict, read_corpus(corpus)), show_progress=False)
-        (fresh / SOURCE).write_text(json.dumps(source), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with new_folder(folder) as fresh:
+        with writing(folder):
+            index.save(fresh, corpus=map(asdict, read_corpus(corpus)), show_progress=False)
+            (fresh / SOURCE).write_text(json.dumps(source), encoding="utf-8")
+        _refuse_other(folder)  # it may have got something while this went on
+        for old in folder.glob("*"):
+            old.unlink()
+
+
+def _refuse_other(folder: Path) -> None:
+    """ValueError for a folder that is neither empty nor an index, nor to be made."""
+    whole = (folder / SOURCE).is_file()  # a lone corpus.jsonl is no index's
+    refuse_foreign(folder, "an index", *(MADE if whole else ()))
+    if any(path.is_dir() for path in folder.glob("*")):
+        raise ValueError(f"{folder} holds folders: name the index's own, such as {folder / 'wiki'}")
 
 
 def _fingerprint(corpus: Path) -> dict[str, str | int] | None:

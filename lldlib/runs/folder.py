@@ -13,7 +13,9 @@ import math
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,34 +26,75 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lldlib.files import write_json, write_whole
+from lldlib.files import refuse_foreign, write_json, write_whole, writing
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two writers are not told apart
+    fcntl = None
 
 log = logging.getLogger(__name__)
 
 CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
 LOGS = (METRICS, ROLLOUTS, EVENTS)
 CHECKPOINTS, TENSORS, STATE = "checkpoints", "tensors.safetensors", "state.json"
-_STEP_FOLDER = re.compile(r"step_(\d{6,})")
+_STEP_FOLDER = re.compile(r"step_(\d{6,})(\.tmp|\.old)?")  # with an end: not whole
+
+
+def refuse_run(path: Path) -> None:
+    """FileExistsError if a folder holds a run, ValueError if it holds anything else."""
+    if any((path / name).exists() for name in (CONFIG, *LOGS, CHECKPOINTS)):
+        raise FileExistsError(f"{path} already holds a run: use --resume, or another --out")
+    refuse_foreign(path, "this run")
+
+
+class Held:
+    """A folder held for one writer, of all processes, until `close` or the end of the process.
+
+    Raises BlockingIOError where another writer holds it. The lock is the system's, on the folder
+    itself, so that no crash leaves one behind.
+    """
+
+    def __init__(self, path: Path):
+        number = os.open(path, os.O_RDONLY) if fcntl else None
+        self.close = weakref.finalize(self, os.close, number) if fcntl else lambda: None
+        try:
+            if fcntl:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise BlockingIOError(
+                f"{path} is in use by another run: wait until that ends, or use another --out"
+            ) from None
+        except OSError as error:  # some file systems of networks have no locks
+            log.warning("%s cannot be locked (%s): let no other run write there", path, error)
 
 
 class RunWriter:
-    """The writing side of a run folder; lines are flushed at once, a kill loses one at most."""
+    """The writing side of a run folder; lines are written at once, a kill loses one at most.
 
-    def __init__(self, path: Path):
+    Raises BlockingIOError where another writer, here or in another process, has the folder.
+    """
+
+    def __init__(self, path: Path, held: Held | None = None):
         self.path = path
-        self._files = {
-            name: (path / name).open("a", encoding="utf-8", newline="\n") for name in LOGS
-        }
+        self._held = held or Held(path)
+        with writing(path):
+            self._files = {name: (path / name).open("ab", buffering=0) for name in LOGS}
 
     @classmethod
     def create(cls, path: Path | str, config: Mapping[str, Any]) -> "RunWriter":
-        """Start a run in `path`; raises FileExistsError if the folder already holds one."""
+        """Start a run in `path`, an empty folder or none.
+
+        Raises FileExistsError if the folder holds a run, ValueError if it holds anything else.
+        """
         path = Path(path)
-        if any((path / name).exists() for name in (CONFIG, *LOGS, CHECKPOINTS)):
-            raise FileExistsError(f"{path} already holds a run: use --resume, or another --out")
-        path.mkdir(parents=True, exist_ok=True)
+        refuse_run(path)
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        held = Held(path)
         write_json(path / CONFIG, config)
-        return cls(path)
+        return cls(path, held)
 
     @classmethod
     def resume(cls, path: Path | str, step: int) -> "RunWriter":
@@ -61,14 +104,15 @@ class RunWriter:
         Raises FileNotFoundError if `path` holds no run, ValueError for a broken line.
         """
         run = Run(path)
+        held = Held(run.path)
         for name in LOGS:
             kept = [line for line, row in _read_lines(run.path / name) if row["step"] < step]
             write_whole(run.path / name, "".join(line + "\n" for line in kept))
         for folder in (run.path / CHECKPOINTS).glob("step_*"):
-            match = _STEP_FOLDER.fullmatch(folder.name)  # None: a temporary sibling left by a kill
-            if match is None or int(match[1]) > step:
+            match = _STEP_FOLDER.fullmatch(folder.name)
+            if match and (match[2] or int(match[1]) > step):  # [2]: what a kill left of one
                 shutil.rmtree(folder)
-        return cls(run.path)
+        return cls(run.path, held)
 
     def metrics(
         self, step: int, row: Mapping[str, float | int | Tensor | None]
@@ -104,26 +148,41 @@ class RunWriter:
         fresh, stale = final.with_name(f"{final.name}.tmp"), final.with_name(f"{final.name}.old")
         for folder in (fresh, stale):
             shutil.rmtree(folder, ignore_errors=True)
-        fresh.mkdir(parents=True)
         # a copy, because safetensors refuses tied weights and strided views
         layout = torch.contiguous_format
         copies = {k: v.detach().cpu().clone(memory_format=layout) for k, v in tensors.items()}
-        save_file(copies, fresh / TENSORS)
-        (fresh / STATE).write_text(json.dumps(state), encoding="utf-8")
-        if final.exists():  # a folder cannot replace a folder that is not empty
-            os.replace(final, stale)
-        os.replace(fresh, final)
+        with writing(final):
+            try:
+                fresh.mkdir(parents=True)
+                save_file(copies, fresh / TENSORS)
+                (fresh / STATE).write_text(json.dumps(state), encoding="utf-8")
+            except (OSError, SafetensorError) as error:
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise OSError(str(error)) from error
+            if final.exists():  # a folder cannot replace a folder that is not empty
+                os.replace(final, stale)
+            os.replace(fresh, final)
         shutil.rmtree(stale, ignore_errors=True)
         return final
 
     def close(self) -> None:
-        """Close the log files."""
+        """Close the log files, and leave the folder to other writers."""
         for file in self._files.values():
             file.close()
+        self._held.close()
 
     def _line(self, name: str, row: Mapping[str, Any]) -> None:
-        self._files[name].write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        self._files[name].flush()
+        file, path = self._files[name], self.path / name
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        end = file.tell()
+        with writing(path):
+            try:
+                if (written := file.write(line)) < len(line):  # the disk is full: this says so
+                    file.write(line[written:])
+            except OSError:
+                with suppress(OSError):  # nothing half-written stays
+                    file.truncate(end)
+                raise
 
 
 class Run:
@@ -194,8 +253,8 @@ class Run:
         found = []
         for folder in (self.path / CHECKPOINTS).glob("step_*"):
             match = _STEP_FOLDER.fullmatch(folder.name)
-            if match is None:
-                continue  # the writer's temporary sibling
+            if match is None or match[2]:
+                continue
             if _is_whole(folder):
                 found.append((int(match[1]), folder))
             else:

@@ -222,6 +222,13 @@ def methods_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+# the files of a report
+REPORT = (
+    *("table.md", "summary.json", "collapse.png", "probe.png", "methods.png", "lambda.png"),
+    "sweep_*.png",
+)
+
+
 def write_report(run_paths: Sequence[Path | str], out: Path | str) -> list[Path]:
     """Write table.md, summary.json and the figures these runs allow to `out`; returns the files.
 

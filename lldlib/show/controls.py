@@ -16,7 +16,7 @@ from lldlib.runs.summary import value_text
 
 DPI = 100
 WIDE = {"description_width": "initial"}
-RATES = (0.0, 5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
+RATES = (5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
 KNOBS = {  # what each knob is called where it was turned, by the field that it sets
     "method": "",
     "lr": "lr ",

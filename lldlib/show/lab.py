@@ -11,6 +11,7 @@ import logging
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,6 +33,8 @@ from lldlib.show.style import BATCH, SHADES, SMALL, TEXT, WIDTH, colours, label_
 
 HEIGHT = 560  # pixels of the curves
 NOW = "now"
+PING, UNHEARD = 20.0, 6  # seconds between two pings of the page; so many without an answer: gone
+LEAST = 0.1  # height of a panel, so that the difference of two batches does not fill it
 PANELS = {  # logged key: axis label
     "reward/mean": "mean\nreward",
     "probe/content": "probe\n(nats/token)",
@@ -77,15 +80,21 @@ class LiveLab(ipywidgets.VBox):
     The first run is A; a branch is B, and a new branch takes the old one's place (its folder, a
     sibling of A's, stays). Whichever run is behind goes first, so that both come to move side by
     side. Every button has a method of its name, which waits until it is done.
+
+    What a control asks for is done before another may ask, and for the run that was chosen then:
+    meanwhile the others are grey, and a click that was on its way to them is dropped. Once a page
+    has shown the lab, it pauses when no page answers any more.
     """
 
     def __init__(self, run: RunControl):
         self.runs: dict[str, RunControl] = {"A": run}
-        self.playing = False
+        self.playing = self._training = False  # asked to go on; a batch of that is going
+        self._doing = ""  # what a control asked for and is not done
+        self._heard, self._unheard, self._pinged = False, 0, 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="live-lab")
         self._task: asyncio.Task | None = None
         self._build()
-        super().__init__([self.bar, self.knobs, self.status, self.curves])
+        super().__init__([self.bar, self.knobs, self.status, self.curves, self.pulse])
         self._show(self._worker.submit(self._draw).result())
         self._show_chosen()
 
@@ -113,11 +122,13 @@ class LiveLab(ipywidgets.VBox):
         """Go on, batch after batch, while the kernel stays free; needs a running event loop."""
         if not self.playing:
             self.playing = True
-            self._task = asyncio.get_running_loop().create_task(self._play())
+            if self._task is None or self._task.done():  # else a batch is still going
+                self._task = asyncio.get_running_loop().create_task(self._play())
 
     def pause(self) -> None:
         """Stop after the batch that is going."""
         self.playing = False
+        self._show_state()
 
     # -- in the worker thread ----------------------------------------------------------------------
 
@@ -156,23 +167,25 @@ class LiveLab(ipywidgets.VBox):
     # -- in the kernel's thread --------------------------------------------------------------------
 
     async def _play(self) -> None:
-        """Batch after batch until paused, at the end of every run, or interrupted."""
+        """Batch after batch until paused, unseen, at the end of every run, or interrupted."""
         loop, finished, problem = asyncio.get_running_loop(), False, None
+        self._training = True
         self._show_state()
         try:
             while self.playing and not finished:
-                self._catch_interrupts()
+                self._catch_interrupts(loop)
+                self._ping()
                 self._show(await loop.run_in_executor(self._worker, self._tick))
                 finished = all(run.next_batch >= run.config.steps for run in self.runs.values())
         except Exception as error:
             logger.exception("the run stopped")
             problem = f"Stopped: {type(error).__name__}: {error}"
-        self.playing = False
+        self.playing = self._training = False
         self._show_state()
         if problem:
             self._set_status(html.escape(problem))
 
-    def _catch_interrupts(self) -> None:
+    def _catch_interrupts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make the kernel's Interrupt pause the lab while no cell runs.
 
         A running cell has Python's own handler, so that Interrupt ends the cell as ever; between
@@ -180,28 +193,56 @@ class LiveLab(ipywidgets.VBox):
         """
         idle = threading.current_thread() is threading.main_thread()
         if idle and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-            signal.signal(signal.SIGINT, lambda *_: self.pause())
+            signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(self.pause))
+
+    def _ping(self) -> None:
+        """Ask the pages that show the lab for a sign, and pause where none answers any more.
+
+        A Play widget that starts to play counts up at once, which no closed page does.
+        """
+        if time.monotonic() - self._pinged < PING:
+            return
+        self._pinged = time.monotonic()
+        self._unheard += 1
+        if self._heard and self._unheard > UNHEARD:
+            logger.warning("no page shows the lab any more: it pauses after this batch")
+            self._heard, self.playing = False, False
+        self.pulse.playing = False
+        self.pulse.playing = True
+
+    def _answered(self) -> None:
+        self._heard, self._unheard = True, 0
 
     def _wait(self, work: Callable[..., bytes], *args: Any) -> None:
         self._show(self._worker.submit(work, *args).result())
         self._show_chosen()
 
-    def _submit(self, work: Callable[..., bytes], *args: Any, after: str | None = None) -> None:
+    def _submit(
+        self, doing: str, work: Callable[..., bytes], *args: Any, after: str | None = None
+    ) -> None:
         """Let the worker do something between two batches, without waiting for it."""
+        if self._doing:  # a click that was on its way when the controls went grey
+            return
+        self._doing = doing
+        self._show_state()
         asyncio.get_running_loop().create_task(self._finish(work, args, after))
 
     async def _finish(self, work: Callable[..., bytes], args: tuple, after: str | None) -> None:
-        self._set_status("after the batch that is going ..." if self.playing else "working ...")
-        loop = asyncio.get_running_loop()
+        loop, problem = asyncio.get_running_loop(), None
         try:
             self._show(await loop.run_in_executor(self._worker, work, *args))
         except (ValueError, OSError) as error:
-            self._show_chosen()
-            self._set_status(html.escape(str(error)))
-            return
-        self._show_chosen()
-        if after is not None:
+            problem = str(error)
+        except Exception as error:
+            logger.exception("%s failed", self._doing)
+            problem = f"{type(error).__name__}: {error}"
+        self._doing = ""
+        self._show_chosen()  # also what a dropped click has moved
+        if after is not None and problem is None:
             self.chosen.value = after
+        self._show_state()
+        if problem is not None:
+            self._set_status(html.escape(problem))
 
     # -- the controls ------------------------------------------------------------------------------
 
@@ -214,7 +255,7 @@ class LiveLab(ipywidgets.VBox):
 
         self.play_button = button("Play", "go on, or pause", "play", self._on_play)
         self.step_button = button(
-            "Step", "one batch", "step-forward", lambda: self._submit(self._tick)
+            "Step", "one batch", "step-forward", lambda: self._submit("a batch", self._tick)
         )
         self.chosen = ipywidgets.ToggleButtons(options=["A"], tooltips=["the run that is steered"])
         self.chosen.style.button_width = "36px"
@@ -241,9 +282,14 @@ class LiveLab(ipywidgets.VBox):
                 self.branch_button,
             ]
         )
-        self.knobs = Knobs(lambda knobs: self._submit(self._turn, self.chosen.value, knobs))
+        self.knobs = Knobs(self._on_knob)
         self.status = ipywidgets.HTML(layout=ipywidgets.Layout(height="28px"))
         self.curves = picture(HEIGHT)
+        hidden = ipywidgets.Layout(display="none")
+        self.pulse = ipywidgets.Play(max=2**31, interval=10**9, layout=hidden)
+        self.pulse.observe(lambda _: self._answered(), "value")
+        buttons = (self.step_button, self.rewind_button, self.branch_button)
+        self._waiting = (*buttons, self.chosen, self.checkpoints, *self.knobs.parts.values())
 
     def _on_play(self) -> None:
         if self.playing:
@@ -255,15 +301,25 @@ class LiveLab(ipywidgets.VBox):
         if self.checkpoints.value == NOW:
             self._set_status("Choose an earlier checkpoint to rewind to.")
         else:
-            self._submit(self._rewind, self.chosen.value, self.checkpoints.value)
+            name, step = self.chosen.value, self.checkpoints.value
+            self._submit(f"rewinding {name}", self._rewind, name, step)
 
     def _on_branch(self) -> None:
+        name = self.chosen.value
         step = None if self.checkpoints.value == NOW else self.checkpoints.value
-        self._submit(self._branch, self.chosen.value, step, after="B")
+        self._submit(f"branching {name}", self._branch, name, step, after="B")
+
+    def _on_knob(self, knobs: dict[str, Any]) -> None:
+        name = self.chosen.value
+        self._submit(f"turning a knob of {name}", self._turn, name, knobs)
 
     def _show_state(self) -> None:
         self.play_button.description = "Pause" if self.playing else "Play"
         self.play_button.icon = "pause" if self.playing else "play"
+        # pausing is possible at any time; going on only when nothing is under way
+        self.play_button.disabled = not self.playing and bool(self._doing or self._training)
+        for part in self._waiting:
+            part.disabled = bool(self._doing)
         self._report()
 
     def _show_chosen(self) -> None:
@@ -296,8 +352,16 @@ class LiveLab(ipywidgets.VBox):
             rewards = Run(run.out).series("reward/mean")[1]
             reward = f", reward {rewards[-1]:.2f}" if rewards else ""
             parts.append(f"{name}: {run.next_batch} of {run.config.steps} batches{reward}")
-        state = "playing" if self.playing else "paused"
-        self._set_status(f"{state} | {' | '.join(parts)}")
+        self._set_status(f"{self._state} | {' | '.join(parts)}")
+
+    @property
+    def _state(self) -> str:
+        if self._doing:
+            when = "after the batch that is going" if self._training else "working"
+            return f"{when}: {self._doing} ..."
+        if self.playing:
+            return "playing"
+        return "finishing this batch ..." if self._training else "paused"
 
     def _set_status(self, text: str) -> None:
         self.status.value = f'<span class="lab-status" role="status">{text}</span>'
@@ -340,6 +404,8 @@ def lab_figure(runs: Mapping[str, Run]) -> Figure:
         ax.yaxis.label.set_fontsize(SMALL)
         if ax is panels[-1]:  # before names are put where the lines end
             whole_decades(ax) if positive else ax.set_ylim(0, 1)
+        else:
+            not_too_close(ax)
         if any(line.get_label() in runs for line in ax.lines):
             label_ends(ax)
         if not any(run.metrics for run in runs.values()):
@@ -352,6 +418,14 @@ def lab_figure(runs: Mapping[str, Run]) -> Figure:
     for ax, (name, colour) in zip(axes, colours(list(runs)).items(), strict=False):
         marks(ax, panels, runs[name], name, colour)
     return figure
+
+
+def not_too_close(ax: Axes) -> Axes:
+    """Let a panel span at least LEAST, around its middle."""
+    low, high = ax.get_ylim()
+    short = max(0.0, LEAST - (high - low)) / 2
+    ax.set_ylim(low - short, high + short)
+    return ax
 
 
 def whole_decades(ax: Axes) -> Axes:

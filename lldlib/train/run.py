@@ -11,13 +11,16 @@ from pathlib import Path
 
 import torch
 import transformers
+from tqdm import tqdm
 
-from lldlib.config import TrainConfig, train_config_from
+from lldlib.config import RolloutConfig, TrainConfig, train_config_from
 from lldlib.evaluate.heldout import ask, pass_at
+from lldlib.files import new_folder
+from lldlib.policy.load import check_name
 from lldlib.rollout.loop import Rollout
-from lldlib.runs.folder import Run, RunWriter
+from lldlib.runs.folder import CHECKPOINTS, CONFIG, LOGS, Held, Run, RunWriter, refuse_run
 from lldlib.runs.phases import Monitor, Phase
-from lldlib.train.setup import make_setting
+from lldlib.train.setup import Setting, make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
 from lldlib.world.environment import Split
@@ -32,12 +35,21 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """A trainer on its questions tied to a run folder."""
+    """A trainer on its questions tied to a run folder.
+
+    With `resume` it goes on by the settings of the folder, which `config` does not change. Raises
+    ValueError for settings without a meaning, and what `RunWriter` raises for the folder.
+    """
 
     def __init__(self, config: TrainConfig, out: Path, *, resume: bool = False):
         self.out = Path(out)
         if resume:
             config = train_config_from(Run(out).config)
+            Held(self.out).close()  # in use: said before anything is loaded
+        else:
+            refuse_run(self.out)
+        config.check()
+        check_name(config.policy)
         self.setting = make_setting(config)
         s = self.setting
         self.trainer = Trainer(config, s.policy, s.environment, s.probe)
@@ -79,18 +91,15 @@ class TrainingRun:
             raise ValueError(f"no checkpoint at batch {step}: {source.path} has {have or 'none'}")
         if out.exists():
             raise FileExistsError(f"{out} exists: branch into a new folder")
-        fresh = out.with_name(
-            f"{out.name}.tmp"
-        )  # a kill leaves no half, and none without its knobs
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(checkpoint, fresh / "checkpoints" / checkpoint.name)
-        for file in source.path.glob("*.json*"):
-            shutil.copy(file, fresh)
-        run = cls(train_config_from(source.config), fresh, resume=True)
-        if knobs:
-            run.turn(**knobs)
-        run.writer.close()
-        fresh.replace(out)
+        with new_folder(out) as fresh:  # a kill leaves no half, and none without its knobs
+            shutil.copytree(checkpoint, fresh / CHECKPOINTS / checkpoint.name)
+            for name in (CONFIG, *LOGS):
+                if (source.path / name).exists():
+                    shutil.copy(source.path / name, fresh)
+            run = cls(train_config_from(source.config), fresh, resume=True)
+            if knobs:
+                run.turn(**knobs)
+            run.writer.close()
         run.out, run.writer = out, RunWriter(out)
         return run
 
@@ -123,6 +132,18 @@ class TrainingRun:
         self.checkpoint()
         self._log_knobs(before)
 
+    def extend(self, steps: int) -> None:
+        """Let the run end at `steps` batches; ValueError where it has trained more already.
+
+        What is trained is what a run of so many batches from the start would train: nothing of a
+        batch depends on where the run ends, but for the evaluation and the checkpoint there.
+        """
+        if steps < self.next_batch:
+            done = self.next_batch
+            raise ValueError(f"{self.out} has trained {done} batches: give --steps {done} or more")
+        if steps != self.config.steps:
+            self.turn(steps=steps)
+
     def _log_knobs(self, before: TrainConfig) -> None:
         """Log as an event how the settings differ from those of `before`."""
         old, new = (dataclasses.asdict(config) for config in (before, self.config))
@@ -139,7 +160,10 @@ class TrainingRun:
     def step(self) -> dict[str, float]:
         """One batch: train, evaluate when due, log, checkpoint when due."""
         index, config = self.next_batch, self.config
-        start = self._exam("start", self.setting.environment.heldout) if self._untrained else {}
+        start = {}
+        if self._untrained:
+            heldout = self.setting.environment.heldout
+            start = _exam(self.setting, config.rollout, "start", heldout)
         metrics, episodes = self.trainer.step()
         metrics |= start
         done = index + 1
@@ -162,26 +186,7 @@ class TrainingRun:
 
     def heldout_metrics(self) -> dict[str, float]:
         """Scores on the held-out questions, and the exams: sampled as in training, and greedy."""
-        environment = self.setting.environment
-        splits = {"heldout": environment.heldout, **environment.exams()}
-        return {key: value for pair in splits.items() for key, value in self._exam(*pair).items()}
-
-    def _exam(self, name: str, split: Split) -> dict[str, float]:
-        policy, config = self.setting.policy, self.config.rollout
-        rollout = Rollout(policy.tokenizer, self.setting.environment.rules, split.tool, config)
-        sampled, greedy = (
-            ask(policy, rollout, split.questions, temperature=temperature, samples=split.samples)
-            for temperature in (config.temperature, 0.0)
-        )
-        found = {
-            f"eval/{name}_em": sampled.reward,
-            **{f"eval/{name}_{score}": value for score, value in sampled.scores.items()},
-            f"eval/{name}_em_greedy": greedy.reward,
-        }
-        if split.passes:
-            chances = pass_at(sampled, split.samples)
-            found |= {f"eval/{name}_pass_{k}": chance for k, chance in chances.items()}
-        return found
+        return exam_scores(self.setting, self.config.rollout)
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
         """Run to the configured number of batches."""
@@ -191,6 +196,44 @@ class TrainingRun:
                 on_step(self.next_batch - 1, metrics)
         self.writer.close()
         return Run(self.out)
+
+
+def run_with_bar(run: TrainingRun) -> Run:
+    """`TrainingRun.run` with a progress bar that says where the run stands."""
+    total, done = run.config.steps, run.next_batch
+    with tqdm(total=total, initial=done, desc=run.out.name, unit="batch") as bar:
+
+        def on_step(index: int, metrics: dict[str, float]) -> None:
+            bar.set_postfix_str(status(metrics, run.monitor.phase), refresh=False)
+            bar.update()
+
+        return run.run(on_step)
+
+
+def exam_scores(setting: Setting, config: RolloutConfig) -> dict[str, float]:
+    """Scores on the held-out questions, and the exams: sampled as in training, and greedy."""
+    environment = setting.environment
+    splits = {"heldout": environment.heldout, **environment.exams()}
+    found = [_exam(setting, config, name, split) for name, split in splits.items()]
+    return {key: value for scores in found for key, value in scores.items()}
+
+
+def _exam(setting: Setting, config: RolloutConfig, name: str, split: Split) -> dict[str, float]:
+    policy = setting.policy
+    rollout = Rollout(policy.tokenizer, setting.environment.rules, split.tool, config)
+    sampled, greedy = (
+        ask(policy, rollout, split.questions, temperature=temperature, samples=split.samples)
+        for temperature in (config.temperature, 0.0)
+    )
+    found = {
+        f"eval/{name}_em": sampled.reward,
+        **{f"eval/{name}_{score}": value for score, value in sampled.scores.items()},
+        f"eval/{name}_em_greedy": greedy.reward,
+    }
+    if split.passes:
+        chances = pass_at(sampled, split.samples)
+        found |= {f"eval/{name}_pass_{k}": chance for k, chance in chances.items()}
+    return found
 
 
 def record(episode: Episode, tokenizer) -> dict:

@@ -22,7 +22,7 @@ from lldlib.policy.score import score
 from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import TokenText
-from lldlib.runs.folder import Run, RunWriter
+from lldlib.runs.folder import Held, Run, RunWriter, refuse_run
 from lldlib.seeds import seed_for
 from lldlib.train import lessons
 from lldlib.types import Episode
@@ -122,6 +122,7 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
     permuted afresh all through it, so that remembering an answer never pays and the searcher has to
     read; no true fact is ever shown.
     """
+    config.check()
     policy = load_as(config.start, LoadConfig()) if config.start else make_tiny(world, config)
     rng = random.Random(config.seed)
     text, permuted, retriever = TokenText(policy.tokenizer), world, None
@@ -173,6 +174,10 @@ class SftRun(Supervised):
         self.out = Path(out)
         if resume:
             config = sft_config_from(Run(out).config)
+            Held(self.out).close()  # in use: said before anything is loaded
+        else:
+            refuse_run(self.out)
+        config.check()
         self.config = config
         self.files = [lessons.load_gold_paths(file) for file in config.files]
         super().__init__(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tqdm import tqdm
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig, train_config_from
 from lldlib.files import write_json
 from lldlib.losses.objective import REGULARIZERS
+from lldlib.policy.load import check_name
 from lldlib.recipes import METHODS, built_in, method, train_config
 from lldlib.runs.folder import CONFIG, Run
 from lldlib.runs.summary import flat, summarise
@@ -68,12 +70,14 @@ def train_cells(
 ) -> dict[Path, str]:
     """Train all cells, `jobs` at a time; returns what went wrong, by folder.
 
-    One failure stops no other run. `on_batch` gets the number of batches done and a line on where
-    the run stands, `on_end` the error or None. On KeyboardInterrupt every run finishes its batch
-    and writes a checkpoint; then it is raised again.
+    Raises ValueError for settings without a meaning, or no policy, before anything is started.
+    After that one failure stops no other run. `on_batch` gets the number of batches done and a line
+    on where the run stands, `on_end` the error or None. On KeyboardInterrupt every run finishes its
+    batch and writes a checkpoint; then it is raised again.
     """
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}: give at least 1")
+    check_cells(cells)
     context = multiprocessing.get_context("spawn")
     stop, waiting, running, failures = context.Event(), [], {}, {}  # running: by the pipe's end
 
@@ -92,12 +96,8 @@ def train_cells(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                cell, (reader, writer) = waiting.pop(0), context.Pipe(duplex=False)
-                arguments = (cell, keep_checkpoints, writer, stop)
-                process = context.Process(target=_work, args=arguments, daemon=True)
-                with _child_settings():
-                    process.start()
-                writer.close()  # the child's copy is the only one left, so its death is seen here
+                cell = waiting.pop(0)
+                reader, process = _start(context, cell, keep_checkpoints, stop)
                 running[reader] = cell, process
             for reader in wait(list(running)):
                 cell, process = running[reader]
@@ -120,6 +120,26 @@ def train_cells(
     return failures
 
 
+def _start(
+    context: SpawnContext, cell: Cell, keep_checkpoints: bool, stop: Event
+) -> tuple[Connection, SpawnProcess]:
+    """A process that trains the cell, and the pipe's end at which its messages come."""
+    reader, writer = context.Pipe(duplex=False)
+    arguments = (cell, keep_checkpoints, writer, stop)
+    process = context.Process(target=_work, args=arguments, daemon=True)
+    with _child_settings():
+        process.start()
+    writer.close()  # the child's copy is the only one left, so its death is seen at the other end
+    return reader, process
+
+
+def check_cells(cells: Sequence[Cell]) -> None:
+    """ValueError for settings without a meaning, and for a policy that cannot be."""
+    for cell in cells:
+        cell.config.check()
+        check_name(cell.config.policy)
+
+
 def train_with_bar(
     cells: Sequence[Cell],
     jobs: int,
@@ -136,7 +156,10 @@ def train_with_bar(
             bar.update(sum(done.values()) - bar.n)
 
         def ended(cell: Cell, error: str | None) -> None:
-            on_batch(cell, cell.config.steps)
+            if error is None:
+                on_batch(cell, cell.config.steps)
+            else:  # what it had left to do is not done
+                bar.total -= cell.config.steps - done.get(cell.path, 0)
             bar.set_postfix_str(f"{cell.path.name} {'failed' if error else 'is finished'}")
             on_end(cell, error)
 
@@ -172,9 +195,6 @@ def train_cell(
     `keep_checkpoints` only the latest is kept, and none once the run is finished.
     """
     resume = (cell.path / CONFIG).is_file()
-    if resume and not Run(cell.path).checkpoints and not Run(cell.path).metrics:
-        shutil.rmtree(cell.path)  # killed before it had done anything
-        resume = False
     run = TrainingRun(cell.config, cell.path, resume=resume)
     while run.next_batch < cell.config.steps and not should_stop():
         row = run.step()
@@ -223,6 +243,8 @@ def _work(cell: Cell, keep_checkpoints: bool, pipe: Connection, stop: Event) -> 
         )
     except BrokenPipeError:  # the parent is gone; the run can be resumed
         return
+    except (ValueError, OSError) as problem:
+        error = " ".join(str(problem).split())
     except Exception as problem:
         logger.exception("%s failed", cell.path)
         error = f"{type(problem).__name__}: {problem}"

@@ -33,6 +33,8 @@ from lldlib.world.environment import Environment
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
 OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef")  # weights of what reads new against old
 
+FIXED = {"policy", "load", "data"}  # of the config: what a run is made of
+
 logger = logging.getLogger(__name__)
 
 
@@ -140,7 +142,7 @@ class Trainer:
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
-        mean = {key: float(torch.stack([s[key] for s in stats]).mean()) for key in stats[0]}
+        mean = {key: _finite_mean([s[key] for s in stats]) for key in stats[0]}
         mean |= derived(self.objective, mean)
         norm = {
             "grad/norm": max(finite, default=float("nan")),
@@ -275,9 +277,19 @@ class Trainer:
     # -- knobs, checkpoints --------------------------------------------------------------------
 
     def turn(self, **knobs) -> None:
-        """Change settings between steps: `lr`, `loss` (a LossConfig) or any other field."""
+        """Change settings between steps: `lr`, `loss` (a LossConfig) or another field.
+
+        Raises ValueError for what a run is made of, which cannot be changed in its midst.
+        """
         config = dataclasses.replace(self.config, **knobs)
         config.check(len(self.environment.training(self.step_index).questions))
+        changed = {name for name in knobs if knobs[name] != getattr(self.config, name)}
+        if fixed := sorted(changed & FIXED):
+            raise ValueError(f"{fixed[0]} cannot be turned in mid-run: start a new run for it")
+        if "probe_every" in changed and config.probe_every and self.probe is None:
+            raise ValueError("probe_every was 0 at the start: there is no probe set to turn to")
+        if "eval_every" in changed and config.eval_every and self.environment.heldout is None:
+            raise ValueError("eval_every cannot be turned: the run has no held-out questions")
         if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
         if config.loss.llds_coef != self.config.loss.llds_coef:
@@ -299,3 +311,9 @@ class Trainer:
 
     def _seed(self, purpose: str) -> int:
         return seed_for(purpose, self.config.seed, self.step_index)
+
+
+def _finite_mean(values: list[Float[Tensor, ""]]) -> float:
+    """Over the updates that gave a finite value; nan where none did. See update/skipped."""
+    stacked = torch.stack(values)
+    return float(stacked[stacked.isfinite()].mean())

@@ -1,0 +1,146 @@
+"""What the command line says: every flag explains itself, near names, hints."""
+
+import re
+
+import pytest
+
+from lldlib.cli import commands, main
+
+COMMANDS = list(commands([]))
+# words with which a text begins that only the field's own name would complete
+CLINGING = {
+    *("of", "for", "to", "in", "on", "at", "as", "by", "with", "without", "from", "or", "and"),
+    *("such", "same", "its", "their", "it", "they"),
+}
+
+
+def flags(text: str) -> dict[str, str]:
+    """Every flag of a help text and what is said of it, the default left out."""
+    found, name = {}, None
+    for line in text.splitlines():
+        line = line.strip().strip("│|").strip()
+        if match := re.match(r"(--[a-z][\w.-]*)", line):
+            name = match[1]
+            _, *said = re.split(r"\s{2,}", line, maxsplit=1)
+            found[name] = " ".join(said)
+        elif not line or line[0] in "╭╰─+-":
+            name = None
+        elif name is not None:
+            found[name] += f" {line}"
+    return {k: re.sub(r"\((default|required).*", "", v).strip() for k, v in found.items()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_explains_itself(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    found = flags(capsys.readouterr().out)
+    assert found
+    for flag, said in found.items():
+        words = said.split()
+        assert len(words) >= 3, f"{flag}: {said!r}"
+        assert words[0].lower().strip(",") not in CLINGING, f"{flag}: {said!r}"
+        assert said.count("(") == said.count(")") and said.count('"') % 2 == 0, f"{flag}: {said!r}"
+
+
+def test_the_check_itself():
+    text = """
+│ --llds-target {None}|FLOAT
+│       (default: None)
+│ --betas FLOAT FLOAT  AdamW (default: 0.9 0.999)
+│ --seed INT
+│       of questions and
+│       order (default: 0)
+╰────
+"""
+    assert flags(text) == {
+        "--llds-target": "",
+        "--betas": "AdamW",
+        "--seed": "of questions and order",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "unknown command 'trian': did you mean train?"),
+        (["nothing"], "unknown command 'nothing': use one of demo, train, evaluate"),
+        (["train", "--method", "lds"], "unknown method 'lds': did you mean llds or llds_ma?"),
+        (
+            ["train", "--policy", "half_taugt"],
+            "unknown policy 'half_taugt': did you mean half_taught?",
+        ),
+        (["train", "--policy", "some/where/else"], "unknown policy 'some/where/else': use one of"),
+        (["evaluate", "--policy", "spraks"], "unknown policy 'spraks': did you mean sparks?"),
+        (["fit", "--gpu", "8", "--policy", "tinny"], "unknown policy 'tinny': did you mean tiny?"),
+        (["demo", "--policy", "tinny"], "unknown policy 'tinny': did you mean tiny?"),
+        (
+            ["sweep", "--grid", "method=grpo", "seed=0", "policy=nosuch", "--out", "s"],
+            "unknown policy 'nosuch': use one of tiny, half_taught",
+        ),
+        (
+            ["sweep", "--grid", "method=lds", "seed=0", "--out", "s"],
+            "unknown method 'lds': did you",
+        ),
+    ],
+)
+def test_a_wrong_name_is_seen_here_and_the_near_one_named(
+    arguments, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "transformers.utils.hub.cached_file", lambda *a, **k: pytest.fail("the hub")
+    )
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "--lr", "inf"], "lr is inf: use a finite number over 0"),
+        (["train", "--lr", "0"], "lr is 0.0: use"),
+        (["train", "--steps", "0"], "steps is 0: use a whole number of 1 or more"),
+        (["train", "--steps", "-3"], "steps is -3: use"),
+        (["train", "--loss.llds-coef", "nan"], "loss.llds_coef is nan: use"),
+        (["demo", "--steps", "0"], "steps is 0: use"),
+        (["demo", "--jobs", "0"], "jobs is 0: use"),
+        (["demo", "--seeds"], "no seeds: give at least one"),
+        (["sweep", "--grid", "method=grpo", "seed=0", "lr=inf", "--out", "s"], "lr is inf: use"),
+        (["sweep", "--grid", "method=grpo", "seed=0", "--jobs", "0", "--out", "s"], "jobs is 0"),
+        (["sft", "--files", "x", "--lr", "inf"], "lr is inf: use"),
+        (["warmstart", "--batch", "0"], "batch is 0: use"),
+        (["fit", "--policy", "tiny", "--gpu", "-1"], "gpu is -1.0: use a finite number over 0"),
+        (["fit", "--policy", "tiny", "--gpu", "8", "--rows", "0"], "rows is 0: use"),
+        (["serve", "--corpus", "x", "--port", "-1"], "port is -1: use"),
+        (["serve", "--corpus", "x", "--topk", "0"], "topk is 0: use"),
+        (["diagnose", "x", "--follow", "--seconds", "0"], "seconds is 0.0: use"),
+        (
+            ["evaluate", "--policy", "tiny", "--benchmarks", "x", "--out", "y", "--rows", "0"],
+            "rows is 0: use",
+        ),
+        (["train", "--resume"], "no run folder at runs/train"),
+    ],
+)
+def test_a_setting_without_a_meaning_is_one_line_before_anything_is_written(
+    arguments, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mapped_column_has_to_be_there(tmp_path, capsys):
+    """Without it the verdict would come from another column."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"step": {i}, "reward": 0.5, "mine": 1}}\n' for i in range(30)))
+    assert main(["diagnose", str(log), "--map", "reward=nosuch"]) == 2
+    error = capsys.readouterr().err
+    assert "no column 'nosuch', which --map names; its columns: step, reward, mine" in error
+    assert error.count("\n") == 1
+    assert main(["diagnose", str(log), "--map", "reward=mine"]) == 0
