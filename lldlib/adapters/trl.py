@@ -40,9 +40,9 @@ class LLDGRPOTrainer(GRPOTrainer):
     keeps it under llds_preserve "nonnegative". What a weight is worth depends on `loss_type`: see
     `LLDGRPOConfig`.
 
-    TRL's logs gain the glossary's keys, `phase` (0 stagnation, 1 decay, 2 collapse) and `alarm`
-    (1 once it rang), on the last update of each rollout batch. Raises TypeError for a plain
-    GRPOConfig, FileExistsError where `run_folder` holds a run.
+    TRL's logs gain the glossary's keys, `phase` (live: 0 steady, 1 learning, 2 stagnation,
+    3 decay, 4 collapse) and `alarm` (1 once it rang), on the last update of each rollout batch.
+    Raises TypeError for a plain GRPOConfig, FileExistsError where `run_folder` holds a run.
     """
 
     def __init__(self, *args, **kwargs):

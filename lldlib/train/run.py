@@ -16,7 +16,7 @@ from lldlib.config import TrainConfig, train_config_from
 from lldlib.evaluate.heldout import ask, pass_at
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.runs.phases import Monitor, Phase
+from lldlib.runs.phases import Monitor, Phase, Told
 from lldlib.train.setup import make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
@@ -224,10 +224,10 @@ def describe(config: TrainConfig) -> dict:
     }
 
 
-def status(row: Mapping[str, float | int | None], phase: Phase) -> str:
+def status(row: Mapping[str, float | int | None], phase: Phase, told: Told = "live") -> str:
     """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
     parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if row.get(key) is not None]
-    return "  ".join([*parts, phase])
+    return "  ".join([*parts, f"{phase} ({told})"])
 
 
 def logged_config(run: Run, step: int) -> TrainConfig:
