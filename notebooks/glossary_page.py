@@ -26,9 +26,9 @@ Log-probs are natural logarithms, in nats.
 
 PHASES_TEXT = """## Phases
 
-A label of each batch, off the reward and the log-prob of the probe (`probe/content`). A finished run is labelled
-with hindsight, a run that goes on live: by what was known at that batch. The rule and its check:
-[data/atlas/phases.md](../data/atlas/phases.md).
+A label of each batch, off the reward and the log-prob of the probe (`probe/content`). A finished
+run is labelled with hindsight, a run that goes on live: by what was known at that batch. The rule
+and its check: [data/atlas/phases.md](../data/atlas/phases.md).
 """
 
 
@@ -154,7 +154,7 @@ def letters_of(formula: str) -> set[str]:
 
 
 def glossary_page() -> str:
-    """The page's text: tables of symbols and of phases, then a table of keys for each family of keys."""
+    """The page's text: a table of symbols, of phases, and of the keys of each family."""
     symbols = [(f"${s.written}$", s.shape, s.meaning) for s in SYMBOLS]
     parts = [INTRODUCTION, "## Symbols\n", _table(("symbol", "shape", "meaning"), symbols)]
     parts += [PHASES_TEXT, _table(("phase", "meaning"), list(PHASES.items()))]
