@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lldlib.files import markdown_table, write_whole
-from lldlib.runs.glossary import GLOSSARY
+from lldlib.runs.glossary import GLOSSARY, PHASES
 
 PAGE = Path(__file__).resolve().with_name("GLOSSARY.md")
 VERBATIM = re.compile(r"(`[^`]*`|\$[^$]*\$)|[|*_<]")  # kept as it is | escaped
@@ -22,6 +22,13 @@ Every key that a run logs and every symbol of the notebooks. Made of `lldlib/run
 
 "Batch" is a rollout batch; `k` in a key is the number of an action, `<reason>` a reason to stop.
 Log-probs are natural logarithms, in nats.
+"""
+
+PHASES_TEXT = """## Phases
+
+A label of each batch, off the reward and the log-prob of the probe (`probe/content`). A finished
+run is labelled with hindsight, a run that goes on live: by what was known at that batch. The rule
+and its check: [data/atlas/phases.md](../data/atlas/phases.md).
 """
 
 
@@ -147,9 +154,10 @@ def letters_of(formula: str) -> set[str]:
 
 
 def glossary_page() -> str:
-    """The page's text: a table of symbols, then a table of keys for each family of keys."""
+    """The page's text: a table of symbols, of phases, and of the keys of each family."""
     symbols = [(f"${s.written}$", s.shape, s.meaning) for s in SYMBOLS]
     parts = [INTRODUCTION, "## Symbols\n", _table(("symbol", "shape", "meaning"), symbols)]
+    parts += [PHASES_TEXT, _table(("phase", "meaning"), list(PHASES.items()))]
     families = dict.fromkeys(key.partition("/")[0] for key in GLOSSARY)
     for family in families:
         rows = [

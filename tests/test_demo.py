@@ -16,6 +16,7 @@ KEYS = [
     "peak_reward",
     "end_reward",
     "collapsed_at",
+    "known_at",
     "alarm_at",
     "heldout_em",
     "seconds",
@@ -113,7 +114,8 @@ def test_ctrl_c_stops_both_arms_with_their_runs_intact(guesser, tmp_path):
 
 def test_a_progress_line_says_where_a_run_stands():
     row = {"reward/mean": 0.25, "grad/norm": 9.0, "probe/logp": -1.2}
-    assert status(row, "decay") == "reward 0.25  likelihood -1.20  decay"
+    assert status(row, "decay") == "reward 0.25  likelihood -1.20  decay (live)"
+    assert status({}, "collapse", "with hindsight") == "collapse (with hindsight)"
 
 
 def test_the_table_is_aligned():

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.runs.phases import Phase
+from lldlib.runs.phases import Phase, Phases
 from lldlib.runs.summary import value_text
 from lldlib.show import compare, curves, style
 
@@ -191,7 +191,7 @@ def test_phases_shade_their_batches_and_are_named_once():
         + ["stagnation"] * 8
         + ["collapse"] * 40
     )
-    assert style.mark_phases(ax, names, None, names=True) is ax
+    assert style.mark_phases(ax, Phases(tuple(names), "live"), None, names=True) is ax
     spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in ax.patches]
     assert spans == [(0, 10), (10, 50), (50, 52), (52, 60), (60, 100)]
     assert texts(ax) == ["decay", "stagnation", "collapse"]  # each at its longest stretch
@@ -267,7 +267,7 @@ def test_methods_figure_counts_the_collapsed_and_copes_with_nothing_logged():
     assert [t.get_text() for t in peak.get_yticklabels()] == ["grpo", "llds"]
     assert texts(collapsed) == ["2/2", "0/2"]
     assert sum(len(line.get_xdata()) for line in heldout.lines) == 0
-    assert collapsed.get_xlabel() == "batch of collapse"
+    assert collapsed.get_xlabel() == "collapsed at"
     assert_readable(figure)
 
 
@@ -288,7 +288,8 @@ def test_save_makes_a_png_and_no_figure_touches_global_settings(tmp_path, arms):
 def test_a_phase_name_that_would_touch_another_is_left_out():
     ax = Figure().subplots()
     ax.plot([0, 100], [0, 1])
-    style.mark_phases(ax, ["stagnation"] * 50 + ["decay"] * 2 + ["collapse"] * 4, None, names=True)
+    labels = ("stagnation",) * 50 + ("decay",) * 2 + ("collapse",) * 4
+    style.mark_phases(ax, Phases(labels, "live"), None, names=True)
     # centres 25, 51 and 54, about 1.2 batches a letter: decay ends at 54.0, collapse starts at 49.1
     assert texts(ax) == ["stagnation", "decay"]
 

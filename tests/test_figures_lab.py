@@ -42,7 +42,7 @@ def test_the_lab_shows_runs_side_by_side(tmp_path):
     figure = lab_figure(runs)
     first, second, *panels = figure.axes
     assert [first.get_ylabel(), second.get_ylabel()] == ["A", "B"]
-    assert {"stagnation", "collapse", "! alarm"} <= set(texts(first))
+    assert {"learning", "collapse", "! alarm"} <= set(texts(first))
     shown = [text for text in texts(second) if text.startswith("▾")]
     assert shown == [f"▾ {text}" for _, text in knob_changes(runs["B"])]
     assert len(panels) == 4 and panels[-1].get_yscale() == "log"

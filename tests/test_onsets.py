@@ -1,10 +1,14 @@
 """The band of the runs that lived, and the batch at which a curve leaves it: hand-made series."""
 
 import math
+import sys
 
 import pytest
 
-from lldlib.runs.onsets import SPIRAL, Band, BandRule, band_of, leaves, order_of
+from lldlib.config import data_dir
+
+sys.path.append(str(data_dir() / "atlas"))
+from onsets import SPIRAL, Band, BandRule, band_of, leaves, order_of
 
 NOW = BandRule(start=0, window=1, hold=1)
 

@@ -1,29 +1,30 @@
 """Collapse, phases and the alarm: hand-made runs, missing values, and no look into the future."""
 
-import math
-from dataclasses import replace
-from itertools import accumulate
+from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import (
     AlarmRule,
     Collapse,
     Monitor,
     PhaseRule,
     alarm,
-    alarm_report,
     collapse_batch,
     collapsed_for_good,
     find_collapse,
+    live_labels,
+    live_phase,
     phase_labels,
+    phases_of,
     trailing_mean,
 )
 
 NAN, LOST, RARE = float("nan"), "displacement/correct_token", "low_prob/mass"
-PHASES = PhaseRule(span=20, decay_drop=0.1)
+RULE = PhaseRule()
 ALARM = AlarmRule(start=2, lost=0.4, rare=2.0)
 
 
@@ -58,7 +59,7 @@ def test_the_line_is_strict_and_the_best_is_the_best_so_far():
 def test_no_collapse_without_a_reward_or_a_full_window():
     assert collapse_batch([0.0] * 50) is None
     assert collapse_batch([1.0] * 5 + [0.0] * 4) is None
-    assert find_collapse([]) == Collapse(None, False)
+    assert find_collapse([]) == Collapse(None, None, False)
 
 
 def test_default_window_and_ratio():
@@ -74,8 +75,8 @@ def test_collapse_skips_batches_without_a_reward():
 
 def test_collapse_for_good_and_collapse_with_recovery():
     dead = [1.0] * 20 + [0.0] * 40
-    assert find_collapse(dead) == Collapse(27, True)
-    assert find_collapse([1.0] * 20 + [0.0] * 40 + [1.0] * 40) == Collapse(27, False)
+    assert find_collapse(dead) == Collapse(19, 27, True)
+    assert find_collapse([1.0] * 20 + [0.0] * 40 + [1.0] * 40) == Collapse(19, 27, False)
 
 
 def test_one_climb_above_the_line_near_the_end_denies_a_lasting_collapse():
@@ -91,84 +92,146 @@ def test_a_collapse_within_the_last_20_batches_is_not_yet_for_good():
 
 
 def test_a_run_that_stops_logging_rewards_is_not_said_to_have_died_for_good():
-    assert find_collapse([1.0] * 20 + [0.0] * 20 + [None] * 30) == Collapse(27, False)
+    assert find_collapse([1.0] * 20 + [0.0] * 20 + [None] * 30) == Collapse(19, 27, False)
 
 
 def test_the_line_for_good_is_that_of_the_collapse_not_of_a_later_height():
     # dead at 1.0, back to 0.5 (over 0.3), later 10.0 and again 0.5: over its own line to the end
     rewards = [1.0] * 20 + [0.0] * 20 + [10.0] * 20 + [0.5] * 40
-    assert find_collapse(rewards) == Collapse(27, False)
+    assert find_collapse(rewards) == Collapse(19, 27, False)
 
 
-def test_a_flat_likelihood_is_stagnation():
-    assert set(phase_labels([0.5] * 40, [-1.0] * 40, PHASES)) == {"stagnation"}
+def line(*corners: tuple[int, float]) -> list[float]:
+    """A series that goes straight from corner to corner, each (batch, value)."""
+    values = []
+    for (a, u), (b, w) in pairwise(corners):
+        values += [u + (w - u) * t / (b - a) for t in range(b - a)]
+    return [*values, corners[-1][1]]
 
 
-def test_the_three_phases_in_order():
-    # The probe holds for 30 batches, falls by 1/64 for 40, then by 1/8, when the reward goes too.
-    probe = [-1.0] * 30 + [-1 - (t + 1) / 64 for t in range(40)]
-    probe += [-1.625 - (t + 1) / 8 for t in range(20)]
-    reward = [1.0] * 70 + [0.125] * 20
-    labels = phase_labels(reward, probe, PHASES)
-    # 7/64 > 0.1 at batch 36; the trailing mean is (1 + 9/8) / 10 = 0.2125 at 78, 0.3 before
-    assert labels == ["stagnation"] * 36 + ["decay"] * 42 + ["collapse"] * 12
-    assert labels.index("collapse") == collapse_batch(reward)
+FLAT = [-0.1] * 61  # a likelihood that holds
 
 
-@pytest.mark.parametrize("hold", [1, 10])
-def test_decay_ends_where_the_probe_has_held_for_long_enough(hold):
-    # It loses 1/64 in each of the batches 10 to 50 and then holds. Of the 20 batches up to 66, 4
-    # fell (4/64 > 0.05), of those up to 67 only 3 (3/64 < 0.05). Before batch 20 no fall is known.
-    probe = [-1.0] * 10 + [-1 - (t + 1) / 64 for t in range(41)] + [-1 - 41 / 64] * 40
-    labels = phase_labels([0.5] * 91, probe, replace(PHASES, hold=hold))
-    assert labels == ["stagnation"] * 20 + ["decay"] * (46 + hold) + ["stagnation"] * (25 - hold)
+def test_nothing_happens_in_a_steady_run():
+    assert phase_labels([0.5] * 61, FLAT, RULE) == ["steady"] * 61
+    assert phase_labels([0.0] * 61, FLAT, RULE) == ["steady"] * 61  # it had nothing to lose
 
 
-def test_a_short_rest_of_the_probe_does_not_end_a_decay():
-    steps = [0.0] * 5 + [0.2] + [0.0] * 9 + [0.2] + [0.0] * 20
-    probe = [-1 - lost for lost in accumulate(steps)]  # 9 calm batches are a rest, 10 an end
-    labels = phase_labels([0.5] * len(probe), probe, replace(PHASES, span=1))
-    assert labels == ["stagnation"] * 5 + ["decay"] * 20 + ["stagnation"] * 11
+def test_a_reward_that_climbs_is_learning_until_it_holds():
+    reward = line((0, 0.3), (20, 0.9), (60, 0.9))
+    labels = phase_labels(reward, FLAT, RULE)
+    assert labels == ["learning"] * 21 + ["steady"] * 40
 
 
-def test_a_reward_that_drops_and_comes_back_begins_no_phase_and_ends_none():
-    # batches 40 to 59 at 40 % of the best: fallen for long, never under the line of a collapse
-    reward = [0.5] * 40 + [0.2] * 20 + [0.5] * 30
-    assert set(phase_labels(reward, [-1.0] * 90, PHASES)) == {"stagnation"}
-    sinking = [-1 - t / 64 for t in range(90)]
-    assert phase_labels(reward, sinking, PHASES) == ["stagnation"] * 20 + ["decay"] * 70
+def test_a_climb_under_the_line_is_not_learning():
+    # from .8 to .9 is .11 of the best, under .15; to 1 it is .2
+    assert set(phase_labels(line((0, 0.8), (60, 0.9)), FLAT, RULE)) == {"steady"}
+    assert set(phase_labels(line((0, 0.8), (60, 1.0)), FLAT, RULE)) == {"learning"}
 
 
-def test_a_likelihood_that_falls_with_the_reward_is_no_decay_before_the_reward_holds():
-    reward = [1.0] * 30 + [1 - t / 40 for t in range(20)] + [0.5] * 40
-    probe = [-1.0] * 30 + [-1 - t / 16 for t in range(60)]
-    # The probe has lost 2/16 > 0.1 at batch 32, when the trailing mean is still 0.9925 of what it
-    # was: decay. With a start 10 batches later it is 0.81 and falling; it is 0.5 from batch 59 on,
-    # which is over 0.9 of the mean 20 batches before, from 73 on.
-    assert phase_labels(reward, probe, PHASES).index("decay") == 32
-    late = [-1.0] * 40 + [-1 - t / 16 for t in range(50)]
-    assert phase_labels(reward, late, PHASES).index("decay") == 73
+def test_a_slow_loss_under_a_reward_that_holds_is_stagnation():
+    # a nat in 60 batches is slow (.17 in ten); .1 nats are lost at batch 6, more from batch 7 on
+    probe = line((0, -0.1), (60, -1.1))
+    labels = phase_labels([0.5] * 61, probe, RULE)
+    assert set(labels[:6]) == {"steady"} and set(labels[8:]) == {"stagnation"}
+    # what was lost and stays so is stagnation too
+    rests = line((0, -0.1), (30, -0.6), (60, -0.6))
+    assert set(phase_labels([0.5] * 61, rests, RULE)[8:]) == {"stagnation"}
+    # under a reward that climbs it is learning
+    assert set(phase_labels(line((0, 0.3), (60, 0.9)), probe, RULE)) == {"learning"}
 
 
-def test_a_dead_reward_is_collapse_and_recovery_ends_it():
+def test_a_fast_loss_of_likelihood_is_decay_also_while_the_reward_climbs():
+    probe = line((0, -0.1), (30, -0.1), (40, -0.7), (60, -0.7))  # .6 nats in ten batches
+    for reward in ([0.5] * 61, line((0, 0.3), (60, 0.9))):
+        labels = phase_labels(reward, probe, RULE)
+        assert set(labels[32:40]) == {"decay"}
+        assert "decay" not in labels[:29] + labels[42:]
+
+
+def test_a_reward_that_falls_without_collapsing_is_decay_and_its_return_learning():
+    reward = line((0, 0.8), (20, 0.8), (30, 0.5), (40, 0.8), (60, 0.8))
+    labels = phase_labels(reward, [None] * 61, RULE)
+    stretches = [(label, len(list(group))) for label, group in groupby(labels)]
+    assert [label for label, _ in stretches] == ["steady", "decay", "learning", "steady"]
+    by_hand = (21, 10, 10, 20)
+    assert all(abs(n - k) <= 2 for (_, n), k in zip(stretches, by_hand, strict=True))
+
+
+def test_a_reward_that_stays_under_half_of_its_best_does_not_hold():
+    reward = line((0, 0.8), (20, 0.8), (22, 0.3), (60, 0.3))  # .375 of its best: no collapse
+    assert collapse_batch(reward) is None
+    assert phase_labels(reward, [None] * 61, RULE)[21:] == ["decay"] * 40
+
+
+def test_a_collapse_begins_with_its_fall_and_is_known_later():
+    reward = line((0, 0.3), (10, 0.8), (30, 0.8), (34, 0.0), (60, 0.0))
+    found = find_collapse(reward)
+    # trailing means at 39: (.8 + .6 + .4 + .2) / 10 = .2 < .24; at 38: .28. A line ends in a mean
+    # of three, so it turns down at 29, a batch before the corner
+    assert found == Collapse(30, 39, True)
+    labels = phase_labels(reward, FLAT, RULE)
+    assert labels[30:] == ["collapse"] * 31 and set(labels[15:30]) == {"steady"}
+    assert set(labels[:9]) == {"learning"}
+    live = live_labels(reward, FLAT, RULE)
+    assert live.index("collapse") == 39 and set(live[34:39]) == {"decay"}
+
+
+def test_a_slow_wear_before_a_steep_fall_is_not_the_fall():
+    reward = line((0, 0.8), (30, 0.6), (34, 0.0), (60, 0.0))  # .0067 a batch, then .15
+    assert find_collapse(reward).began == 30
+    bent = line((0, 0.8), (30, 0.8), (34, 0.5), (38, 0.0), (60, 0.0))  # .075, then .125: one fall
+    assert find_collapse(bent).began == 30
+
+
+def test_a_reward_that_comes_back_ends_a_collapse_where_it_began_to_climb():
     reward = [1.0] * 20 + [0.0] * 20 + [1.0] * 20
-    labels = phase_labels(reward, [-1.0] * 60, PHASES)
-    # 2 of 10 left is 20 % of the best: batch 27; over 80 % again when 9 of 10 are back: batch 48
-    assert labels.index("collapse") == 27
-    assert labels[27:48] == ["collapse"] * 21 and labels[48] == "stagnation"
+    labels = phase_labels(reward, [None] * 60, RULE)
+    # known from 27 (2 of 10 left) to 48 (9 of 10 back); lines begin a batch before the corners
+    assert labels.index("collapse") == find_collapse(reward).began == 19
+    last = max(t for t, label in enumerate(labels) if label == "collapse")
+    assert 37 <= last <= 40 and labels[last + 1] == "learning" and labels[-1] == "steady"
+    live = live_labels(reward, [None] * 60, RULE)
+    assert live[27:48] == ["collapse"] * 21 and "collapse" not in live[:27] + live[48:]
+
+
+def test_noise_alone_is_steady():
+    reward = [0.5 + (0.1 if t * 7 % 5 < 2 else -0.1) for t in range(61)]  # a fixed jagged line
+    assert set(phase_labels(reward, [None] * 61, RULE)) == {"steady"}
 
 
 def test_phases_of_an_unmeasured_probe_and_of_unequal_lengths():
     empty = [None] * 30
-    assert phase_labels(empty, empty, PHASES) == ["stagnation"] * 30
-    with pytest.raises(ValueError, match="1 rewards and 0 probe"):
-        phase_labels([0.5], [], PHASES)
+    assert phase_labels(empty, empty, RULE) == live_labels(empty, empty, RULE) == ["steady"] * 30
+    for tell in (phase_labels, live_labels, live_phase):
+        with pytest.raises(ValueError, match="1 rewards and 0 probe"):
+            tell([0.5], [], RULE)
 
 
-def test_a_probe_scored_now_and_then_is_carried_forward():
-    probe = [-1 - 0.02 * t if t % 5 == 0 else None for t in range(60)]
-    labels = phase_labels([0.5] * 60, probe, PHASES)
-    assert set(labels[30:]) == {"decay"}
+def test_a_probe_scored_now_and_then_is_read_between_its_values():
+    probe = [-0.1 - 0.01 * t if t % 5 == 0 else None for t in range(60)]
+    labels = phase_labels([0.5] * 60, probe, RULE)
+    assert set(labels[15:]) == {"stagnation"} and labels[0] == "steady"
+
+
+def test_a_run_of_thousands_of_batches_is_read_in_blocks():
+    reward = line((0, 0.3), (500, 0.9), (2000, 0.9))
+    labels = phase_labels(reward, [None] * 2001, RULE)
+    knee = labels.index("steady")
+    assert 480 < knee < 520 and set(labels[:knee]) == {"learning"}
+    assert set(labels[knee:]) == {"steady"}
+
+
+@pytest.mark.parametrize(("steps", "how"), [(60, "live"), (40, "with hindsight")])
+def test_a_run_says_how_its_phases_were_told(tmp_path, steps, how):
+    writer = RunWriter.create(tmp_path / "run", {"steps": steps})
+    reward = line((0, 0.8), (20, 0.8), (24, 0.0), (39, 0.0))
+    for step, value in enumerate(reward):
+        writer.metrics(step, {"reward/mean": value})
+    writer.close()
+    found = phases_of(Run(tmp_path / "run"))
+    assert found.told == how
+    assert found.labels.index("collapse") == (29 if how == "live" else 20)
 
 
 def test_alarm_rings_on_a_batch_that_costs_its_correct_responses():
@@ -207,33 +270,6 @@ def test_alarm_rings_before_the_reward_falls():
     assert alarm({LOST: lost}, ALARM) < 60 < collapse_batch(reward)
 
 
-def test_alarm_report_by_hand():
-    dies, lives = [1.0] * 40 + [0.0] * 20, [1.0] * 60  # the first collapses at batch 47
-    early = {LOST: [0.01] * 20 + [-0.5] * 40}  # rings at 20: lead 27
-    later = {LOST: [0.01] * 40 + [-0.5] * 20}  # at 40: lead 7
-    late = {LOST: [0.01] * 47 + [-0.5] * 13}  # at the collapse itself: missed
-    quiet = {LOST: [0.01] * 60}
-    runs = [
-        (dies, early),
-        (dies, later),
-        (dies, late),
-        (dies, quiet),
-        (lives, early),
-        (lives, quiet),
-    ]
-    report = alarm_report(runs, ALARM)
-    assert report.rung == (20, 40, 47, None, 20, None)
-    assert report.leads == (7, 27)
-    assert (report.misses, report.false_alarms) == (2, 1)
-    assert (report.collapses, report.survivors) == (4, 2)
-    assert report.median_lead == 17 and report.worst_lead == 7
-
-
-def test_alarm_report_without_a_warned_collapse():
-    report = alarm_report([([1.0] * 30, {LOST: [0.01] * 30})], ALARM)
-    assert math.isnan(report.median_lead) and math.isnan(report.worst_lead)
-
-
 VALUES = st.one_of(st.none(), st.just(NAN), st.floats(-3, 3, width=16))
 REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 
@@ -244,24 +280,30 @@ def recorded(draw):
     return [list(column) for column in zip(*rows, strict=True)], draw(st.integers(0, len(rows)))
 
 
-SHORT = PhaseRule(window=3, span=4)
+SHORT = PhaseRule(window=3)
 
 
 @settings(max_examples=50, deadline=None)
 @given(recorded())
-def test_the_future_never_changes_a_label(case):
+def test_a_live_label_is_the_last_word_of_what_was_known(case):
     (reward, _, probe, _), cut = case
-    whole = phase_labels(reward, probe, SHORT)
-    assert phase_labels(reward[:cut], probe[:cut], SHORT) == whole[:cut]
+    live = live_labels(reward, probe, SHORT)
+    assert live_labels(reward[:cut], probe[:cut], SHORT) == live[:cut]
+    if cut:
+        past = reward[:cut], probe[:cut]
+        assert phase_labels(*past, SHORT)[-1] == live_phase(*past, SHORT) == live[cut - 1]
 
 
 @settings(max_examples=50, deadline=None)
 @given(recorded())
-def test_the_phase_of_collapse_begins_where_the_reward_collapsed(case):
+def test_a_collapse_begins_before_it_is_known_and_the_labels_agree(case):
     (reward, _, probe, _), _ = case
-    labels = phase_labels(reward, probe, SHORT)
-    first = labels.index("collapse") if "collapse" in labels else None
-    assert first == collapse_batch(reward, SHORT.window, SHORT.dead)
+    found, live = find_collapse(reward, SHORT), live_labels(reward, probe, SHORT)
+    assert found.known == (live.index("collapse") if "collapse" in live else None)
+    assert found.known == collapse_batch(reward, SHORT.window, SHORT.dead)
+    if found.known is not None:
+        assert found.began <= found.known
+        assert phase_labels(reward, probe, SHORT)[found.began] == "collapse"
 
 
 @settings(max_examples=50, deadline=None)
@@ -281,13 +323,13 @@ def test_the_future_never_changes_an_alarm_or_a_collapse(case):
 def test_a_collapse_does_not_depend_on_the_reward_scale(case, scale):
     rewards = case[0][0]
     scaled = [None if r is None else r * scale for r in rewards]
-    assert find_collapse(rewards, window=3) == find_collapse(scaled, window=3)
+    assert find_collapse(rewards, SHORT) == find_collapse(scaled, SHORT)
 
 
 def test_the_inputs_are_left_as_they_were():
     columns = [0.5, None, 0.1] * 10, [-1.0] * 30
     copies = [list(c) for c in columns]
-    phase_labels(*columns, PHASES)
+    phase_labels(*columns, RULE)
     alarm({LOST: columns[0]}, ALARM)
     assert list(columns) == copies
 

@@ -53,9 +53,11 @@ def test_the_row_of_a_run_that_dies(tmp_path):
     assert (row["arm"], row["seed"], row["lr"], row["llds_coef"]) == ("grpo", 3, 1e-4, 0.0)
     assert row["peak_reward"] == pytest.approx(0.7)  # ten batches in a row at 0.7
     assert row["end_reward"] == 0.0
-    assert 50 < row["collapsed_at"] < 70
+    assert row["collapsed_at"] == 51  # the reward falls from batch 51 on, and is 0 at 57
+    # the mean of ten is .7 (10 - n) + ...: under .21 first at batch 57, (.6+.5+.4+.3+.2+.1)/10 + ..
+    assert 57 <= row["known_at"] <= 62
     assert row["for_good"] is True
-    assert row["alarm_at"] is not None and row["alarm_at"] <= row["collapsed_at"]
+    assert row["alarm_at"] is not None and row["alarm_at"] <= row["known_at"]
     assert row["heldout_em"] == 0.0
     assert row["heldout_em_best_before_collapse"] == 0.5  # at batch 49
     assert row["seconds"] == 202.0  # 4 + 99 * 2
@@ -65,7 +67,8 @@ def test_the_row_of_a_run_that_dies(tmp_path):
 
 def test_the_row_of_a_run_that_lives(tmp_path):
     row = summarise(make_run(tmp_path / "a"))
-    assert (row["collapsed_at"], row["for_good"], row["alarm_at"]) == (None, None, None)
+    keys = ("collapsed_at", "known_at", "for_good", "alarm_at")
+    assert [row[key] for key in keys] == [None] * 4
     assert row["end_reward"] == pytest.approx(0.7)
     assert row["heldout_em"] == row["heldout_em_best_before_collapse"] == 1.0
 

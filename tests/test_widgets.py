@@ -167,11 +167,11 @@ def test_the_post_mortem_of_two_runs(tmp_path):
     writer.close()
     runs = {"dead": Run(tmp_path / "dead"), "alive": make_run(tmp_path / "alive", dies=False)}
     view = PostMortemView(runs)
-    assert f"collapse at batch {view.found.begins['collapse']}" in view.story.value
+    assert f"began at batch {view.found.collapse.began}" in view.story.value
     (page,) = view.tokens.children
     assert "wanted y, answered &lt;z&gt;" in page.value and "log-prob -3.000" in page.value
     view.run.value = "alive"
-    assert view.found.collapse is None and "never" in view.story.value
+    assert view.found.collapse.known is None and "never" in view.story.value
     assert "No wrong trajectory" in view.tokens.children[0].value
     with pytest.raises(ValueError, match="no runs to examine"):
         PostMortemView({})

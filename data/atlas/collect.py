@@ -44,7 +44,7 @@ def row(run: Run) -> list[str]:
     names = [name for name in ("eval/heldout_em", "eval/heldout_em_greedy") if name in exams]
     pairs = exams[names].dropna().values if names else []
     start = frame.get("eval/start_em")
-    fate = "-" if collapse.batch is None else str(collapse.batch)
+    fate = "-" if collapse.known is None else str(collapse.known)
     return [
         run.path.name.replace("policy=half_taught,", "").replace("eval_every=5,", ""),
         str(len(frame)),

@@ -65,7 +65,7 @@ def table(found: dict[tuple, dict[int, list[dict]]], keys: Sequence[tuple], titl
     for key in keys:
         for seed, rows in sorted(found[key].items()):
             ends = [row["eval/heldout_em"] for row in rows if "eval/heldout_em" in row]
-            fate = find_collapse([row["reward/mean"] for row in rows]).batch
+            fate = find_collapse([row["reward/mean"] for row in rows]).known
             cells = [by_eight(rows), lost(rows), f"{ends[-1]:.2f}" if ends else "-"]
             lines.append(
                 [NAMES[key], str(seed), str(len(rows)), *cells, "-" if fate is None else str(fate)]

@@ -35,4 +35,4 @@ def fates(seeds: Mapping[int, Rows]) -> list[str]:
     found = [
         find_collapse([row["reward/mean"] for row in rows]) for _, rows in sorted(seeds.items())
     ]
-    return ["-" if f.batch is None else f"{f.batch}{', for good' * f.for_good}" for f in found]
+    return ["-" if f.known is None else f"{f.known}{', for good' * f.for_good}" for f in found]

@@ -59,7 +59,7 @@ def main() -> None:
         for arm in ARMS:
             own = ends[arm].get(rate, {})
             dead = sum(
-                find_collapse([row["reward/mean"] for row in runs[arm][rate][s]]).batch is not None
+                find_collapse([row["reward/mean"] for row in runs[arm][rate][s]]).known is not None
                 for s in own
             )
             each = " ".join(f"{own[s]:.2f}" if s in own else "-" for s in SEEDS)

@@ -39,7 +39,7 @@ def cells(rows: list[dict]) -> list[str]:
     late = rows[-LAST:]
     exams = [fmean(row[key] for row in late if key in row) for key in (SAMPLED, GREEDY)]
     logged = (fmean(row[key] for row in late) for key in ("policy/entropy", "length/tokens"))
-    fate = find_collapse(rewards).batch
+    fate = find_collapse(rewards).known
     entropy, tokens = logged
     return [
         f"{exams[0]:.2f} / {exams[1]:.2f}",

@@ -83,7 +83,7 @@ def main() -> None:
     found = frames()
     columns, cells = [], []
     for name, runs in found.items():
-        dead = sum(find_collapse(list(frame["reward/mean"])).batch is not None for frame in runs)
+        dead = sum(find_collapse(list(frame["reward/mean"])).known is not None for frame in runs)
         print(f"{name}: {len(runs)} runs, {dead} collapse")
         table = {key: [values(frame, key) for frame in runs] for key in QUANTITIES.values()}
         for moment in MOMENTS:

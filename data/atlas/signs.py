@@ -75,7 +75,7 @@ def main() -> None:
         for name, (key, sign) in SIGNS.items()
     }
     rows["the alarm rings"] = alarm_of
-    rows["collapse by the rule"] = lambda run: find_collapse(run.column("reward/mean")).batch
+    rows["collapse by the rule"] = lambda run: find_collapse(run.column("reward/mean")).known
     print("| sign | " + " | ".join(arms) + " |\n" + "|---" * (len(arms) + 1) + "|")
     for name, when in rows.items():
         cells = [cell([when(run) for run in found]) for found in arms.values()]

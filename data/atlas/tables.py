@@ -5,10 +5,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from collect import gathered
+from fates import alarm_report
 
 from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm_report, find_collapse
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, find_collapse
 from lldlib.runs.summary import paired, share_interval, summarise
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ def row_of(arm: str, run: Run, start: float) -> dict[str, object]:
     A peak can be shorter than the five batches between two evaluations.
     """
     made = summarise(run)
-    row = {key: made[key] for key in ("seed", "collapsed_at", "for_good")}
+    row = {key: made[key] for key in ("seed", "known_at", "for_good")}
     ends = {name: end(run, key) for name, key in KEYS.items() if run.series(key)[1]}
     best = max(made["heldout_em_best_before_collapse"], start)
     peak = run.frame["reward/mean"].rolling(3).mean().max()
@@ -62,7 +63,7 @@ def spread(values: Sequence[float]) -> str:
 
 def fate(rows: Sequence[dict]) -> str:
     """The batch of collapse, or "-"."""
-    batch = find_collapse([row["reward/mean"] for row in rows]).batch
+    batch = find_collapse([row["reward/mean"] for row in rows]).known
     return "-" if batch is None else str(batch)
 
 
@@ -106,7 +107,7 @@ def longer() -> None:
                 " / ".join(f"{fmean(row[key] for row in part[-LAST:]):.2f}" for key in SCORES)
                 for part in (early, exams)
             ]
-            fate = "-" if found.batch is None else f"{found.batch}{', for good' * found.for_good}"
+            fate = "-" if found.known is None else f"{found.known}{', for good' * found.for_good}"
             lines.append([given["method"], given["seed"], *ends, fate])
     print("\ntwice as many batches: end sampled / greedy\n")
     head = ["arm", "seed", f"after {BATCHES} batches", f"after {2 * BATCHES}", "collapse"]
@@ -156,7 +157,7 @@ def main() -> None:
         for arm in ARMS:
             own = [row for row in rows if row["arm"] == arm and row["seed"] == seed]
             for row in own:
-                batch = "-" if row["collapsed_at"] is None else row["collapsed_at"]
+                batch = "-" if row["known_at"] is None else row["known_at"]
                 names = ("best", "end, sampled", "end, greedy")
                 cells.append(" / ".join(f"{row[name]:.2f}" for name in names) + f", {batch}")
             cells += [] if own else ["not run"]

@@ -88,7 +88,7 @@ def middle(values: list[int | None]) -> str:
 def cells(seeds: Mapping[int, Rows]) -> list[str]:
     """What a table shows of an arm's runs."""
     own = [seeds[seed] for seed in sorted(seeds)]
-    fallen = sum(find_collapse([r["reward/mean"] for r in rows]).batch is not None for rows in own)
+    fallen = sum(find_collapse([r["reward/mean"] for r in rows]).known is not None for rows in own)
 
     def each(what: Callable[[Rows], float]) -> list[float]:
         return [what(rows) for rows in own]

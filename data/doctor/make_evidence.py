@@ -232,9 +232,9 @@ def label(run: Run) -> str | None:
     scores = [float(v) for v in run.signals["reward"][run.scored]]
     means = [m for m in trailing_mean(scores) if m == m]
     share, found = means[-1] / max(means), find_collapse(scores)
-    if found.for_good or (found.batch is not None and share < 0.3):
+    if found.for_good or (found.known is not None and share < 0.3):
         return "dead"
-    return "alive" if found.batch is None and share >= 0.8 else None
+    return "alive" if found.known is None and share >= 0.8 else None
 
 
 # -- remedies --------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def outcome(runs: Sequence[Run]) -> str:
     if not runs:
         return "not recorded"
     scores = [[float(v) for v in run.signals["reward"][run.scored]] for run in runs]
-    dead = sum(find_collapse(s).batch is not None for s in scores)
+    dead = sum(find_collapse(s).known is not None for s in scores)
     end = fmean(fmean(s[-10:]) for s in scores)
     return f"the reward collapses in {dead} of {len(runs)} runs and ends at {end:.2f}"
 
@@ -434,7 +434,7 @@ def branches() -> str:
         trunk = study("main", method="grpo", seed=rest[0].removeprefix("seed="))
         if above != "no_return" or "llds_from=" not in name or not trunk:
             continue
-        fell = find_collapse([float(v) for v in trunk[0].signals["reward"]]).batch
+        fell = find_collapse([float(v) for v in trunk[0].signals["reward"]]).known
         at = int(rest[1].removeprefix("llds_from="))
         end = fmean(run.signals["reward"][run.scored][-10:])
         if fell is not None:

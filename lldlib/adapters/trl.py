@@ -51,9 +51,9 @@ class LLDGRPOTrainer(GRPOTrainer):
     `top_entropy_quantile` silences the policy term alone: a token without a policy gradient of its
     own loses likelihood through the others', which is what LLDS is for.
 
-    TRL's logs gain the glossary's keys, `phase` (0 stagnation, 1 decay, 2 collapse) and `alarm`
-    (1 once it rang), on the last update of each rollout batch; without measurements the terms'
-    own alone. Raises TypeError for a plain GRPOConfig, FileExistsError where `run_folder` holds a
+    TRL's logs gain the glossary's keys, `phase` (live: 0 steady, 1 learning, 2 stagnation,
+    3 decay, 4 collapse) and `alarm` (1 once it rang), on the last update of each rollout batch;
+    without measurements the terms' own alone. Raises TypeError for a plain GRPOConfig, FileExistsError where `run_folder` holds a
     run, ValueError for dropout and for other settings under which a term means nothing.
     """
 

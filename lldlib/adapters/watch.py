@@ -12,11 +12,9 @@ from torch import Tensor
 from lldlib.losses.lp_reg import Selection
 from lldlib.runs import measures as diagnostics
 from lldlib.runs.folder import Run, RunWriter
-from lldlib.runs.phases import Monitor
+from lldlib.runs.phases import PHASES, Monitor
 from lldlib.types import Span
 from lldlib.world.protocol import parse_action, spans
-
-PHASES = ("stagnation", "decay", "collapse")  # their numbers in an engine's logs
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,10 @@ class Watch:
         self.monitor = Monitor(Run(self.folder).metrics)
 
     def batch(self, index: int, row: Mapping[str, float]) -> dict[str, float]:
-        """Log batch `index`; returns {"phase", "alarm"}: a number of `PHASES`, and 1 once it rang.
+        """Log batch `index`; returns {"phase", "alarm"}.
 
-        In the run folder the alarm is an event of the batch at which it first rings.
+        `phase` is the place in `PHASES` of the live phase; `alarm` is 1 once it rang. In the run
+        folder the alarm is an event of the batch at which it first rings.
         """
         self.monitor.add(row)
         phase, rung = self.monitor.phase, self.monitor.rung

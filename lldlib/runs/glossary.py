@@ -9,9 +9,21 @@ import re
 
 from lldlib.losses import TERMS
 from lldlib.losses.term import NATS, SHARE, Metric
+from lldlib.runs.phases import Phase
 from lldlib.types import StopReason
 
 SECONDS = "seconds"
+
+PHASES: dict[Phase, str] = {  # the rule: `runs.phases.phase_labels`
+    "steady": "nothing happens: the reward neither rises nor falls, no likelihood was lost",
+    "learning": "the reward rises",
+    "stagnation": "the reward holds, but the likelihood of the probe's right answers is under its "
+    "best: it falls slowly, or has fallen and stays",
+    "decay": "the likelihood of the probe's right answers falls fast, or the reward falls or is "
+    "under half of its best",
+    "collapse": "the reward falls to under .3 of its best mean of ten batches: from the batch at "
+    "which the fall began (with hindsight), or at which that mean was so low (live)",
+}
 
 GLOSSARY: dict[str, Metric] = {
     "step": Metric("batch", "rollout batches done before this one", "batches", "counts up by 1"),

@@ -1,53 +1,71 @@
-"""Reading a run: when it collapsed, the phase of each batch, and when the likelihood gave warning.
+"""Reading a run: its collapse, the phase of each batch, and when the likelihood gave warning.
 
 Every function takes plain series, one value per rollout batch; None or a value that is not finite
-stands for a batch where nothing was measured. What is said of batch t uses batches <= t alone, so a
-live view may show it; only `Collapse.for_good` looks at how the run ends.
+stands for a batch where nothing was measured. A label of batch t is given either live, by batches
+<= t alone, or with hindsight, by the whole series; `Phases` says which.
 """
 
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
 from lldlib.runs.folder import Run
+from lldlib.runs.lines import Line, lines_of
 
 logger = logging.getLogger(__name__)
 
 Series = Sequence[float | None]
-Phase = Literal["stagnation", "decay", "collapse"]
-PHASE_KEYS = ("reward/mean", "probe/content")  # what `phase_labels` reads
+Phase = Literal["steady", "learning", "stagnation", "decay", "collapse"]
+Told = Literal["live", "with hindsight"]
+PHASES: tuple[Phase, ...] = get_args(Phase)  # a phase's number in an engine's logs is its place
+PHASE_KEYS = ("reward/mean", "probe/content")  # what the phases are read off
 ALARM_KEYS = ("displacement/correct_token", "low_prob/mass")  # what the alarm watches
 SATURATION = "lp_reg/saturation"  # nats a protected token; its one-sample estimate ends at 10
 SATURATED, SATURATED_BATCHES = 5.0, 5  # over it for so many batches in a row: a warning
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
-NAN = float("nan")
+FLOORS = (0.02, 0.02)  # least noise: of a reward, a share of its largest; of a likelihood, in nats
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """Whether a run collapsed: `batch` is None if it never did."""
+    """Whether a run collapsed, read with hindsight: `began` and `known` are None if it never did.
 
-    batch: int | None  # the first batch under the collapse line
+    Tables recorded before 2026-11-25 say "collapse" of the batch `known`.
+    """
+
+    began: int | None  # the first batch of the fall
+    known: int | None  # the first batch under the collapse line, at which it could be known
     for_good: bool  # the run ended under that line
 
 
 @dataclass(frozen=True)
-class PhaseRule:
-    """The operational rule behind the three phases; the paper reads them off curves."""
+class Phases:
+    """The phase of every batch of a run, and how it was told."""
 
-    window: int = 10  # batches of a trailing mean
-    span: int = 10  # batches over which a fall is measured, of the probe and of the reward
-    decay_drop: float = 0.4  # nats a token lost over `span`: decay begins over it
-    flat: float = 0.9  # the reward holds or rises: over this share of what it was `span` before
-    hold: int = 10  # batches in a row under half of `decay_drop` that end a decay
+    labels: tuple[Phase, ...]
+    told: Told
+
+
+@dataclass(frozen=True)
+class PhaseRule:
+    """The operational rule behind the phases; the paper reads them off curves."""
+
+    window: int = 10  # batches of a trailing mean, and to which a loss is compared
     dead: float = 0.3  # under this share of its best trailing mean the reward has collapsed
     recovered: float = 0.8  # back over this share, which ends a collapse
+    bend: float = 2.0  # price of a line: see `lines_of`
+    sure: float = 2.0  # standard errors; a line that moves by less does not move
+    moves: float = 0.15  # share of its best so far by which a line of the reward rises or falls
+    holds: float = 0.5  # share of its best over which a reward still holds
+    alike: float = 0.3  # share of the slope of a collapse; lines before it so steep are its start
+    lost: float = 0.1  # nats a token under its best: the likelihood has lost
+    fast: float = 0.4  # nats a token, and as many for every `window`: a line of it falls fast
 
 
 @dataclass(frozen=True)
@@ -59,26 +77,7 @@ class AlarmRule:
     rare: float = 1.5  # times its median of the first three batches: the share of unlikely tokens
 
 
-@dataclass(frozen=True)
-class AlarmReport:
-    """How an alarm did on recorded runs; a lead is collapse batch - alarm batch."""
-
-    rung: tuple[int | None, ...]  # per run, the batch at which the alarm rang
-    leads: tuple[int, ...]  # per warned collapse, in batches, the shortest first
-    misses: int  # runs that collapsed with no alarm before it
-    false_alarms: int  # runs with an alarm that never collapsed
-    collapses: int  # runs that collapsed
-    survivors: int  # runs that did not
-
-    @property
-    def median_lead(self) -> float:
-        """The median lead in batches; nan if no collapse was warned of."""
-        return float(median(self.leads)) if self.leads else NAN
-
-    @property
-    def worst_lead(self) -> float:
-        """The shortest lead in batches; nan if no collapse was warned of."""
-        return float(self.leads[0]) if self.leads else NAN
+DEFAULT = PhaseRule()
 
 
 class Monitor:
@@ -89,7 +88,7 @@ class Monitor:
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
         self.columns: dict[str, list[float | None]] = {k: [] for k in (*PHASE_KEYS, *ALARM_KEYS)}
-        self.phase: Phase = "stagnation"  # of the last batch that was added
+        self.phase: Phase = "steady"  # live, of the last batch that was added
         self.rung: int | None = None  # the batch at which the alarm rang
         self.saturated = 0  # batches in a row that Lp-Reg's term sat on its limit
         for row in rows:
@@ -106,7 +105,7 @@ class Monitor:
                 SATURATED_BATCHES,
                 SATURATION,
             )
-        self.phase = phase_labels(*(self.columns[key] for key in PHASE_KEYS), PhaseRule())[-1]
+        self.phase = live_phase(*(self.columns[key] for key in PHASE_KEYS), DEFAULT)
         self.rung = alarm({key: self.columns[key] for key in ALARM_KEYS}, AlarmRule())
 
     def _append(self, row: Mapping[str, Any]) -> None:
@@ -119,9 +118,15 @@ class Monitor:
             values.append(row.get(key))
 
 
-def phases_of(run: Run) -> list[Phase]:
-    """The phase of each batch of a run, by the default rule."""
-    return phase_labels(*(run.column(key) for key in PHASE_KEYS), PhaseRule())
+def phases_of(run: Run) -> Phases:
+    """The phase of each batch by the default rule: with hindsight, or live while the run goes on.
+
+    A run goes on while it has fewer batches than the `steps` of its settings.
+    """
+    columns = [run.column(key) for key in PHASE_KEYS]
+    if len(run.metrics) < run.config.get("steps", 0):
+        return Phases(tuple(live_labels(*columns, DEFAULT)), "live")
+    return Phases(tuple(phase_labels(*columns, DEFAULT)), "with hindsight")
 
 
 def alarm_of(run: Run) -> int | None:
@@ -143,7 +148,8 @@ def trailing_mean(series: Series, window: int = 10) -> list[float]:
 def collapse_batch(rewards: Series, window: int = 10, ratio: float = 0.3) -> int | None:
     """The first batch whose trailing mean reward is under `ratio` of the best one before it.
 
-    None if there is none; a run whose reward was never above 0 had nothing to lose and gives None.
+    At this batch a collapse could be known; `find_collapse` says where it began. None if there is
+    none; a run whose reward was never above 0 had nothing to lose and gives None.
     """
     return _first(_share_of_best(_known(rewards), window) < ratio)
 
@@ -163,41 +169,70 @@ def collapsed_for_good(rewards: Series, window: int = 10, ratio: float = 0.3) ->
     return len(means) - batch >= LAST and bool((means[-LAST:] < line).all())
 
 
-def find_collapse(rewards: Series, window: int = 10, ratio: float = 0.3) -> Collapse:
-    """`collapse_batch` and `collapsed_for_good` of one run."""
-    return Collapse(
-        collapse_batch(rewards, window, ratio), collapsed_for_good(rewards, window, ratio)
-    )
+def find_collapse(rewards: Series, rule: PhaseRule = DEFAULT) -> Collapse:
+    """When the first collapse of a run began, when it could be known, and whether it lasted.
+
+    It could be known at `collapse_batch`, and lasted by `collapsed_for_good`. It began with the
+    last line of the reward (`lines_of`) that starts over `holds` of the best trailing mean, or with
+    the first of the lines straight before it that fall at least `alike` times as steeply.
+    """
+    known = collapse_batch(rewards, rule.window, rule.dead)
+    if known is None:
+        return Collapse(None, None, False)
+    values = _known(rewards)
+    began = _began(_reward_lines(values, rule), _trailing(values, rule.window), known, rule)
+    return Collapse(began, known, collapsed_for_good(rewards, rule.window, rule.dead))
 
 
 def phase_labels(rewards: Series, probe: Series, rule: PhaseRule) -> list[Phase]:
-    """The phase of every batch by a causal rule, from two series of one length.
+    """The phase of every batch with hindsight, from two series of one length.
 
-    - `collapse` is where the reward has collapsed, by the rule of `collapse_batch`: from where its
-      trailing mean is under `dead` of its best so far to where it is back over `recovered` of it.
-    - `decay`, elsewhere, is where the likelihood sinks. It begins where the probe lost more than
-      `decay_drop` nats a token over the last `span` batches while the reward held or rose: its
-      trailing mean is over `flat` of what it was `span` batches before (or of the first there is).
-      It ends where the probe has lost less than half of that for `hold` batches in a row.
-    - `stagnation` is the rest.
+    Both are read as straight lines (`lines_of`); of these the first that holds names a batch:
 
-    So a reward that drops without collapsing begins no phase and ends none: as it happens, nobody
-    knows whether it will come back. Raises ValueError for lengths that differ. Source: the phases
-    are LLDS (arXiv 2512.04220v2) Fig. 2, where the reward still rises while the likelihood decays;
-    it gives no threshold, the numbers are this project's.
+    - `collapse`: from where the reward's fall began (`find_collapse`), once its trailing mean is
+      under `dead` of its best so far, to where it last was so low before the mean is back over
+      `recovered` of that best.
+    - `decay`: the line of the likelihood falls fast (by over `fast`), or that of the reward falls
+      by over `moves` of its best, or the reward does not rise and is under `holds` of its best.
+    - `learning`: the line of the reward rises by over `moves` of its best so far.
+    - `stagnation`: the reward holds, and the likelihood is more than `lost` under its best so far:
+      it falls slowly, or has fallen and stays.
+    - `steady`: nothing of this. So is a run of fewer than four batches, or without a probe while
+      its reward holds.
+
+    The likelihood is that of a fixed probe of right answers: the one of the answers that a policy
+    samples rises also in runs that die. Raises ValueError for lengths that differ. Source: the
+    phases are LLDS (arXiv 2512.04220v2) Fig. 2; it gives no threshold, the rule is this project's
+    (data/atlas/phases.md).
     """
-    if len(rewards) != len(probe):
-        raise ValueError(
-            f"{len(rewards)} rewards and {len(probe)} probe values: give one per batch in each"
-        )
-    known, fall = _known(rewards), _fall(_known(probe), rule.span)
-    share = _share_of_best(known, rule.window)
-    collapsed = _latched(share < rule.dead, share > rule.recovered)
-    sinks = (fall > rule.decay_drop) & ~_falling(known, rule)
-    calm = ~(fall > rule.decay_drop / 2)  # so is what was not measured
-    rested = calm.astype(float).rolling(rule.hold).min() == 1
-    labels = pd.Series("stagnation", index=share.index, dtype=object)
-    return labels.mask(_latched(sinks, rested), "decay").mask(collapsed, "collapse").tolist()
+    known, seen = _checked(rewards, probe)
+    lines, likely = _reward_lines(known, rule), lines_of(seen, rule.bend, FLOORS[1])
+    labels = [_name(batch, lines, likely, rule) for batch in range(len(known))]
+    collapsed, means = _collapsed(known, rule), _trailing(known, rule.window)
+    for start, stop in _stretches(collapsed):
+        began = _began(lines, means, start, rule)
+        if stop < len(labels):  # it came back: the collapse ends where the climb begins
+            line = rule.dead * means[:start].max()
+            low = [it.start for it in lines if began <= it.start < stop and it.first < line]
+            stop = max(low, default=stop - 1) + 1
+        labels[began:stop] = ["collapse"] * (stop - began)
+    return labels
+
+
+def live_labels(rewards: Series, probe: Series, rule: PhaseRule) -> list[Phase]:
+    """The phase of every batch as it was told then: `live_phase` of the batches up to it."""
+    known, seen = _checked(rewards, probe)
+    collapsed = _collapsed(known, rule)
+    return [
+        "collapse" if dead else _last_name(known[: batch + 1], seen[: batch + 1], rule)
+        for batch, dead in enumerate(collapsed)
+    ]
+
+
+def live_phase(rewards: Series, probe: Series, rule: PhaseRule) -> Phase:
+    """The phase of the last batch: the last of `phase_labels` of what is known by then."""
+    known, seen = _checked(rewards, probe)
+    return "collapse" if _collapsed(known, rule)[-1] else _last_name(known, seen, rule)
 
 
 def alarm(series: Mapping[str, Series], rule: AlarmRule) -> int | None:
@@ -226,28 +261,6 @@ def alarm(series: Mapping[str, Series], rule: AlarmRule) -> int | None:
     return min((batch for batch in found if batch is not None), default=None)
 
 
-def alarm_report(
-    runs: Sequence[tuple[Series, Mapping[str, Series]]], rule: AlarmRule
-) -> AlarmReport:
-    """How `rule` would have done on recorded runs, each its rewards and the series of `alarm`.
-
-    An alarm at or after the collapse is a miss; one in a run that never collapses is false.
-    """
-    rung = tuple(alarm(series, rule) for _, series in runs)
-    ends = [collapse_batch(rewards) for rewards, _ in runs]
-    pairs = list(zip(rung, ends, strict=True))
-    leads = sorted(e - r for r, e in pairs if r is not None and e is not None and r < e)
-    collapses = sum(e is not None for e in ends)
-    return AlarmReport(
-        rung=rung,
-        leads=tuple(leads),
-        misses=collapses - len(leads),
-        false_alarms=sum(r is not None and e is None for r, e in pairs),
-        collapses=collapses,
-        survivors=len(ends) - collapses,
-    )
-
-
 def _known(series: Series) -> pd.Series:
     """The series as numbers; nan where nothing finite was measured."""
     values = pd.Series(series, dtype=float)
@@ -271,17 +284,78 @@ def _share_of_best(rewards: pd.Series, window: int) -> pd.Series:
     return means / best.where(best > 0)
 
 
-def _fall(known: pd.Series, span: int) -> pd.Series:
-    """What each batch's last known value lost against `span` batches before; nan where unknown."""
-    last = known.ffill()
-    return last.shift(span) - last
+def _checked(rewards: Series, probe: Series) -> tuple[pd.Series, pd.Series]:
+    if len(rewards) != len(probe):
+        raise ValueError(
+            f"{len(rewards)} rewards and {len(probe)} probe values: give one per batch in each"
+        )
+    return _known(rewards), _known(probe)
 
 
-def _falling(rewards: pd.Series, rule: PhaseRule) -> pd.Series:
-    """Where the trailing mean is under `flat` of the one `span` batches before, or of the first."""
-    means = _trailing(rewards, rule.window)
-    first = means.where(means.notna().cumsum() == 1).ffill()
-    return means < rule.flat * means.shift(rule.span).fillna(first)
+def _reward_lines(known: pd.Series, rule: PhaseRule) -> list[Line]:
+    return lines_of(known, rule.bend, FLOORS[0] * float(known.abs().max()))
+
+
+def _last_name(known: pd.Series, seen: pd.Series, rule: PhaseRule) -> Phase:
+    lines, likely = _reward_lines(known, rule), lines_of(seen, rule.bend, FLOORS[1])
+    return _name(len(known) - 1, lines, likely, rule)
+
+
+def _name(batch: int, rewards: Sequence[Line], likely: Sequence[Line], rule: PhaseRule) -> Phase:
+    """What the lines up to that of `batch` say of it, but for the collapse."""
+    move, height, best = 0.0, 0.0, 0.0
+    if past := _until(rewards, batch):
+        line, height = past[-1], past[-1].at(batch)
+        best = max(height, *(it.first for it in past))
+        scale = max(abs(line.last), *(abs(it.first) for it in past))
+        move = line.change / scale if abs(line.change) > rule.sure * line.error else 0.0
+    lost, fast = False, False
+    if past := _until(likely, batch):
+        line = past[-1]
+        lost = max(it.first for it in past) - line.at(batch) > rule.lost
+        span = max(1.0, (line.end - line.start) / rule.window)
+        fast = -line.change > max(rule.fast * span, rule.sure * line.error)
+    if fast or move < -rule.moves:
+        return "decay"
+    if move > rule.moves:
+        return "learning"
+    if height < rule.holds * best:
+        return "decay"
+    return "stagnation" if lost else "steady"
+
+
+def _until(lines: Sequence[Line], batch: int) -> list[Line]:
+    """The lines up to the one of this batch; its first batch is the first line's too."""
+    return [it for place, it in enumerate(lines) if it.start < batch + (place == 0)]
+
+
+def _began(lines: Sequence[Line], means: pd.Series, known: int, rule: PhaseRule) -> int:
+    """The first batch of the fall that a collapse, known at `known`, is the end of."""
+    best = float(means[:known].max())
+    held = [i for i, it in enumerate(lines) if it.start < known and it.first >= rule.holds * best]
+    if not held:
+        return known
+    place = held[-1]
+    steep = min(0.0, rule.alike * _slope(lines[place]))
+    while place and _slope(lines[place - 1]) < steep:
+        place -= 1
+    return min(lines[place].start + 1, known)
+
+
+def _slope(line: Line) -> float:
+    return line.change / (line.end - line.start)
+
+
+def _collapsed(rewards: pd.Series, rule: PhaseRule) -> list[bool]:
+    """Where the reward was known to have collapsed, and not to be back."""
+    share = _share_of_best(rewards, rule.window)
+    return _latched(share < rule.dead, share > rule.recovered).tolist()
+
+
+def _stretches(true: Sequence[bool]) -> list[tuple[int, int]]:
+    """(first, one after the last) of every stretch of True."""
+    edges = np.flatnonzero(np.diff([0, *map(int, true), 0]))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _latched(on: pd.Series, off: pd.Series) -> pd.Series:

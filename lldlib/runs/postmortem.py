@@ -9,7 +9,15 @@ from typing import Any
 import pandas as pd
 
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import Phase, alarm_of, collapse_batch, phases_of, trailing_mean
+from lldlib.runs.phases import (
+    Collapse,
+    Phase,
+    Told,
+    alarm_of,
+    find_collapse,
+    phases_of,
+    trailing_mean,
+)
 
 DROP = 0.1  # nats a token: a part of the probe, or a word, that lost more has fallen
 WINDOW = 20  # batches at the start, and before the end of the story, that are compared
@@ -40,9 +48,10 @@ class PostMortem:
     """What a run folder tells of its collapse; batches count from 0, None: it did not happen."""
 
     begins: dict[Phase, int]  # first batch of each phase that occurs
+    told: Told  # how the phases were read
     alarm: int | None
-    collapse: int | None  # first batch under the collapse line
-    end: int  # where the story leads: the collapse, else the alarm, else the last batch
+    collapse: Collapse
+    end: int  # where the story leads: to a collapse known, else the alarm, else the last batch
     fallen: list[tuple[str, int]]  # parts of the probe in the order in which they fell
     words: list[WordFall]  # the deepest fall first
     suspects: list[Mapping[str, Any]]  # records of wrong trajectories, the least likely first
@@ -59,14 +68,16 @@ def post_mortem(run: Run) -> PostMortem:
     being named proves no guilt.
     """
     phases, rung = phases_of(run), alarm_of(run)
-    begins = {phase: phases.index(phase) for phase in dict.fromkeys(phases)}
-    collapse, rollouts = collapse_batch(run.column("reward/mean")), run.rollouts
-    end = next(batch for batch in (collapse, rung, len(phases) - 1) if batch is not None)
+    labels = phases.labels
+    begins = {phase: labels.index(phase) for phase in dict.fromkeys(labels)}
+    collapse, rollouts = find_collapse(run.column("reward/mean")), run.rollouts
+    end = next(batch for batch in (collapse.known, rung, len(labels) - 1) if batch is not None)
     width = min(WINDOW, (end + 1) // 2)
     late = [r for r in rollouts if end - width < r["step"] <= end]
     wrong = [r for r in late if r["reward"] == 0 and _logps(r)]
     return PostMortem(
         begins=begins,
+        told=phases.told,
         alarm=rung,
         collapse=collapse,
         end=end,

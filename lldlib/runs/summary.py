@@ -22,6 +22,7 @@ COLUMNS = {
     "peak_reward": "peak reward",
     "end_reward": "end reward",
     "collapsed_at": "collapsed at",
+    "known_at": "known at",
     "for_good": "for good",
     "alarm_at": "alarm at",
     "heldout_em": "held-out EM",
@@ -52,17 +53,18 @@ def arm_labels(runs: Sequence[Run]) -> list[str]:
 def summarise(run: Run) -> dict[str, Any]:
     """One row of the table; None stands for what the run did not log or do.
 
-    Rewards are means over 10 batches (the highest, the last), `collapsed_at` and `alarm_at` are
-    batches, held-out EM is the last one and the best one before the collapse, EM at start that
-    before any training; sampled as in training, and greedy. The settings that sweeps vary come
-    along. Raises ValueError for a run of another kind than GRPO's.
+    Rewards are means over 10 batches (the highest, the last). Batches: `collapsed_at`, at which the
+    fall of a collapse began, `known_at`, at which it could be known, `alarm_at`. Held-out EM is the
+    last one and the best one before a collapse was known, EM at start that before any training;
+    sampled as in training, and greedy. The settings that sweeps vary come along. Raises ValueError
+    for a run of another kind than GRPO's.
     """
     config, rewards = _config(run), pd.Series(run.series("reward/mean")[1], dtype=float)
     # of whole windows alone; a run that is shorter is averaged whole
     means = rewards.rolling(min(WINDOW, max(1, len(rewards)))).apply(fmean, raw=True).dropna()
     collapse = find_collapse(run.column("reward/mean"))
     exams = list(zip(*run.series("eval/heldout_em"), strict=True))
-    before = [em for step, em in exams if collapse.batch is None or step < collapse.batch]
+    before = [em for step, em in exams if collapse.known is None or step < collapse.known]
     seconds, skipped = run.series("time/step")[1], run.series("update/skipped")[1]
     return {
         "arm": config["method"],
@@ -70,8 +72,9 @@ def summarise(run: Run) -> dict[str, Any]:
         "seed": config["seed"],
         "peak_reward": None if means.empty else float(means.max()),
         "end_reward": None if means.empty else float(means.iloc[-1]),
-        "collapsed_at": collapse.batch,
-        "for_good": None if collapse.batch is None else collapse.for_good,
+        "collapsed_at": collapse.began,
+        "known_at": collapse.known,
+        "for_good": None if collapse.known is None else collapse.for_good,
         "alarm_at": alarm_of(run),
         "start_em": _last(run, "eval/start_em"),
         "start_em_greedy": _last(run, "eval/start_em_greedy"),

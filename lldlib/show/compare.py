@@ -1,4 +1,4 @@
-"""Figures that compare many run folders: phases, bands, survival, sweeps; and the report."""
+"""Figures that compare many run folders: unlabelled runs, sweeps, methods; and the report."""
 
 import math
 from collections import defaultdict
@@ -10,15 +10,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from lldlib.files import write_json, write_whole
 from lldlib.runs.folder import Run
 from lldlib.runs.glossary import describe
-from lldlib.runs.onsets import SPIRAL, BandRule, band_of, leaves
-from lldlib.runs.phases import Phase, alarm_of, collapse_batch, phases_of, trailing_mean
+from lldlib.runs.phases import trailing_mean
 from lldlib.runs.summary import arm_labels, summarise, summary_table, value_text
 from lldlib.show.curves import collapse_figure, probe_figure
 from lldlib.show.style import (
@@ -27,27 +24,18 @@ from lldlib.show.style import (
     SMALL,
     TEXT,
     WIDTH,
-    Arms,
-    colours,
     label_ends,
     save,
-    stretches,
     style,
 )
 
-REWARD = "reward/mean"
-PHASE_COLOURS: dict[Phase, str] = {
-    "stagnation": "#d9d9d9",
-    "decay": COLOURS[5],
-    "collapse": COLOURS[0],
-}
 SHARES = ("peak_reward", "end_reward", "heldout_em", "collapsed")  # between 0 and 1
 WORDS = {
     "lr": "learning rate",
     "updates_per_batch": "updates per batch",
     "peak_reward": "peak reward",
     "end_reward": "end reward",
-    "collapsed_at": "batch of collapse",
+    "collapsed_at": "collapsed at",
     "collapsed": "share of seeds that collapsed",
     "heldout_em": "held-out EM",
     "seconds_per_batch": "seconds per batch",
@@ -55,84 +43,6 @@ WORDS = {
 MAX_ARMS = 4  # whose curves one figure of a report can hold
 
 Row = Mapping[str, Any]
-
-
-def phase_strips(runs: Mapping[str, Run]) -> Figure:
-    """A row per run: the phase of every batch, the alarm, and the batch of collapse by the rule."""
-    figure = Figure(figsize=(WIDTH, 1.1 + 0.26 * len(runs)), layout="constrained")
-    ax = figure.subplots()
-    for place, run in enumerate(runs.values()):
-        for phase, start, length in stretches(phases_of(run)):
-            ax.barh(place, length, left=start, height=0.8, color=PHASE_COLOURS[phase])
-        for batch, marker in ((alarm_of(run), "v"), (collapse_batch(run.column(REWARD)), "X")):
-            if batch is not None:
-                ax.plot(batch, place, marker, color="black", markersize=6, markeredgecolor="white")
-    style(ax, BATCH, "").grid(visible=False)
-    ax.set_yticks(range(len(runs)), list(runs))
-    ax.set_ylim(len(runs) - 0.5, -0.5)
-    ax.margins(x=0.01)
-    handles = [Patch(color=colour, label=phase) for phase, colour in PHASE_COLOURS.items()]
-    for marker, label in (("v", "alarm"), ("X", "collapse rule")):
-        handles.append(
-            Line2D([], [], color="black", marker=marker, linestyle="", markersize=6, label=label)
-        )
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": len(handles)}
-    ax.legend(handles=handles, fontsize=SMALL, frameon=False, **place)
-    return figure
-
-
-def band_figure(lived: Sequence[Run], died: Mapping[str, Run], rule: BandRule) -> Figure:
-    """The curves of the spiral: the band of the runs that lived, the others as lines over it.
-
-    A dot is the batch at which a line leaves the band for `rule.hold` batches. Trailing means over
-    `rule.window` batches. Raises ValueError for fewer than two runs in `lived`.
-    """
-    figure = Figure(figsize=(WIDTH, 7.4), layout="constrained")
-    for ax, (key, side) in zip(figure.subplots(4, 1, sharex=True), SPIRAL.items(), strict=True):
-        band = band_of([run.column(key) for run in lived], rule)
-        metric = describe(key)
-        if key == "grad/norm":
-            ax.set_yscale("log")
-        batches = range(len(band.low))
-        ax.fill_between(batches, band.low, band.high, color="0.85", linewidth=0)
-        for name, run in died.items():
-            means = trailing_mean(run.column(key), rule.window)
-            ax.plot(means, color=COLOURS[0], linewidth=0.9, alpha=0.7, label=f"_{name}")
-            batch = leaves(run.column(key), band, side, rule)
-            if batch is not None:
-                ax.plot(batch, means[batch], "o", color="black", markersize=4, zorder=3)
-        unit = "" if metric.unit in metric.name else f"\n({metric.unit})"
-        style(ax, "", metric.name + unit)
-        ax.margins(x=0.01)
-    ax.set_xlabel(BATCH, fontsize=TEXT)
-    handles = [
-        Patch(color="0.85", label=f"range of the {len(lived)} runs that lived"),
-        Line2D([], [], color=COLOURS[0], label=f"each of {len(died)} runs that collapsed"),
-        Line2D([], [], color="black", marker="o", linestyle="", label="leaves the band"),
-    ]
-    figure.legend(
-        handles=handles, fontsize=SMALL, frameon=False, loc="outside upper center", ncols=3
-    )
-    return figure
-
-
-def survival_figure(arms: Arms) -> Figure:
-    """The share of each arm's seeds that has not collapsed by the rule so far."""
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-    ax = figure.subplots()
-    for place, (name, colour) in enumerate(colours(list(arms)).items()):
-        ends = [collapse_batch(run.column(REWARD)) for run in arms[name]]
-        length = max(len(run.metrics) for run in arms[name])
-        alive = [
-            sum(end is None or end > batch for end in ends) / len(ends) for batch in range(length)
-        ]
-        # lines that lie on each other stay visible, a hundredth apart
-        lifted = [share + 0.01 * place for share in alive]
-        label = f"{name}, {len(ends)} seeds"
-        ax.step(range(length), lifted, color=colour, linewidth=2, where="post", label=label)
-    ax.set_ylim(-0.02, 1.1)
-    ax.margins(x=0.01)
-    return label_ends(style(ax, BATCH, "share of seeds\nnot collapsed so far")).figure
 
 
 def unlabelled_figure(runs: Mapping[str, Run], keys: Sequence[str], batches: int) -> Figure:

@@ -27,6 +27,7 @@ from lldlib.show.style import (
     label_ends,
     mark_phases,
     style,
+    told_text,
 )
 
 SMOOTHING = 5  # rollout batches in the moving average of a bold line
@@ -71,7 +72,8 @@ def collapse_figure(arms: Arms) -> Figure:
     metric_panel(entropy, arms, "policy/entropy", "entropy\n(nats per token)", **bold)
     metric_panel(gradient, arms, "grad/norm", "gradient norm\nbefore clipping", **bold)
     gradient.set_xlabel(BATCH, fontsize=TEXT)
-    story = f"shades and alarm: {next(iter(arms))}, seed {first.config['seed']}"
+    who = f"{next(iter(arms))}, seed {first.config['seed']}"
+    story = f"alarm and {told_text({who: phases})}: {who}"
     key = f"thin: one seed; bold: mean of the seeds, moving average of 5 batches; {story}"
     figure.supxlabel(key, fontsize=SMALL, color="0.35")
     for ax in (reward, likelihood, entropy, gradient):
@@ -120,7 +122,7 @@ def probe_figure(runs: Mapping[str, Run]) -> Figure:
 
 def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
     """The reward with its phases; under it the parts of the probe, marked where each fell."""
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    figure, phases = Figure(figsize=(WIDTH, 4.4), layout="constrained"), phases_of(run)
     reward, probe = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
     reward.plot(*run.series("reward/mean"), color="black", linewidth=1)
     fell = dict(found.fallen)
@@ -135,13 +137,13 @@ def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
     style(reward, "", "mean reward")
     style(
         probe,
-        f"{BATCH}   (triangle: the mean of five batches is {DROP} nats under its best)",
+        f"{BATCH}   (triangle: mean of five {DROP} nats under its best; {told_text({'': phases})})",
         "probe log-prob\n(nats/token)",
     )
     probe.xaxis.set_major_locator(MaxNLocator(integer=True))
     for ax in (reward, probe):
         ax.margins(x=0.01)
-        mark_phases(ax, phases_of(run), found.alarm, names=ax is reward)
+        mark_phases(ax, phases, found.alarm, names=ax is reward)
     label_ends(probe)
     probe.xaxis.label.set_fontsize(TEXT)
     return figure

@@ -25,11 +25,21 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from lldlib.config import TrainConfig
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import alarm_of, phases_of
+from lldlib.runs.phases import Phase, alarm_of, phases_of
 from lldlib.runs.summary import flat, value_text
 from lldlib.show.controls import KNOBS, Knobs, control, labelled, picture, png, row
 from lldlib.show.curves import metric_panel
-from lldlib.show.style import BATCH, SHADES, SMALL, TEXT, WIDTH, colours, label_ends, stretches
+from lldlib.show.style import (
+    BATCH,
+    SHADES,
+    SMALL,
+    TEXT,
+    WIDTH,
+    colours,
+    label_ends,
+    stretches,
+    told_text,
+)
 
 HEIGHT = 560  # pixels of the curves
 NOW = "now"
@@ -411,12 +421,13 @@ def lab_figure(runs: Mapping[str, Run]) -> Figure:
         if not any(run.metrics for run in runs.values()):
             ax.texts[0].set_text("no batch yet")
             ax.set_yticks([])
-    panels[-1].set_xlabel(BATCH, fontsize=TEXT)
+    phases = {name: phases_of(run) for name, run in runs.items()}
+    panels[-1].set_xlabel(f"{BATCH}   ({told_text(phases)})", fontsize=TEXT)
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     # beyond the last batch there is nothing to see
     panels[-1].set_xlim(0, max([len(run.metrics) for run in runs.values()] + [10]))
     for ax, (name, colour) in zip(axes, colours(list(runs)).items(), strict=False):
-        marks(ax, panels, runs[name], name, colour)
+        marks(ax, panels, runs[name], phases[name].labels, name, colour)
     return figure
 
 
@@ -440,7 +451,14 @@ def whole_decades(ax: Axes) -> Axes:
     return ax
 
 
-def marks(strip: Axes, panels: Sequence[Axes], run: Run, name: str, colour: str) -> Axes:
+def marks(
+    strip: Axes,
+    panels: Sequence[Axes],
+    run: Run,
+    phases: Sequence[Phase],
+    name: str,
+    colour: str,
+) -> Axes:
     """A run's phases, knobs and alarm on its strip; knobs and alarm as lines on the panels."""
     strip.set_yticks([])
     strip.set_ylim(0, 2)
@@ -449,7 +467,7 @@ def marks(strip: Axes, panels: Sequence[Axes], run: Run, name: str, colour: str)
     label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": TEXT, "color": colour}
     strip.set_ylabel(name, **label)
     end = strip.get_xlim()[1]
-    for phase, start, length in stretches(phases_of(run)):
+    for phase, start, length in stretches(phases):
         strip.axvspan(start, start + length, 0, 0.5, color=SHADES[phase], linewidth=0)
         if length >= 0.12 * end:
             middle = start + length / 2

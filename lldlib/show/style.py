@@ -13,10 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import Phase
+from lldlib.runs.phases import Phase, Phases
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-SHADES = {"stagnation": "#f5f5f5", "decay": "#e9e9e9", "collapse": "#d9d9d9"}
+SHADES: dict[Phase, str] = {
+    "steady": "#f7f7f7",
+    "learning": "#d9f0e4",
+    "stagnation": "#fdf3c9",
+    "decay": "#f9d5a7",
+    "collapse": "#cccccc",
+}
 WIDTH, DPI, SMALL, TEXT = 8.5, 130, 9, 10  # inches, dots per inch, points, points
 BATCH = "rollout batch"
 
@@ -64,12 +70,15 @@ def stretches(phases: Sequence[Phase]) -> list[tuple[Phase, int, int]]:
     return [(group[0][1], group[0][0], len(group)) for group in found]
 
 
-def mark_phases(ax: Axes, phases: Sequence[Phase], rung: int | None, *, names: bool) -> Axes:
-    """Shade the phases (one per batch), name the longest stretch of each, mark the alarm."""
+def mark_phases(ax: Axes, phases: Phases, rung: int | None, *, names: bool) -> Axes:
+    """Shade the phases, name the longest stretch of each, mark the alarm.
+
+    How the phases were told is for the figure to say: see `told_text`.
+    """
     top = {"transform": ax.get_xaxis_transform(), "fontsize": SMALL, "ha": "center", "va": "bottom"}
     letter = (ax.get_xlim()[1] - ax.get_xlim()[0]) / 90  # about the width of one, in batches
-    found, free = stretches(phases), -math.inf
-    longest = {phase: max(n for p, _, n in found if p == phase) for phase in set(phases)}
+    found, free = stretches(phases.labels), -math.inf
+    longest = {phase: max(n for p, _, n in found if p == phase) for phase in set(phases.labels)}
     for phase, start, length in found:
         ax.axvspan(start, start + length, color=SHADES[phase], linewidth=0, zorder=0)
         middle, half = start + length / 2, letter * (len(phase) + 1) / 2
@@ -82,6 +91,13 @@ def mark_phases(ax: Axes, phases: Sequence[Phase], rung: int | None, *, names: b
         if names:
             ax.text(rung, 1.09, "alarm", **top)
     return ax
+
+
+def told_text(phases: Mapping[str, Phases]) -> str:
+    """How the phases of some runs, given by name, were told, in words for a label."""
+    if len(told := {each.told for each in phases.values()}) == 1:
+        return f"phases {told.pop()}"
+    return "phases: " + ", ".join(f"{name} {each.told}" for name, each in phases.items())
 
 
 def save(figure: Figure, path: Path | str) -> Path:

@@ -457,7 +457,7 @@ class PostMortemView(ipywidgets.VBox):
 
 
 def story_html(found: PostMortem) -> str:
-    """The post-mortem in four sentences."""
+    """The post-mortem in five sentences."""
 
     def when(batch: int | None) -> str:
         return "never" if batch is None else f"at batch {batch}"
@@ -465,9 +465,13 @@ def story_html(found: PostMortem) -> str:
     words = ", ".join(f"{w.word} {w.after - w.before:+.1f}" for w in found.words)
     phases = ", ".join(f"{phase} {when(batch)}" for phase, batch in found.begins.items())
     parts = ", ".join(f"{name} {when(batch)}" for name, batch in found.fallen)
+    fell = found.collapse
+    died = f"began {when(fell.began)}, could be known {when(fell.known)}"
+    died = "never" if fell.known is None else died
     lines = {
-        "Phases began": phases,
-        "Alarm, collapse": f"{when(found.alarm)}, {when(found.collapse)}",
+        f"Phases began ({found.told})": phases,
+        "Alarm": when(found.alarm),
+        "Collapse": died,
         "Probe, in the order of its fall": parts or "nothing fell",
         f"Words that fell most, up to batch {found.end} (nats, against the first batches)": words
         or "none",

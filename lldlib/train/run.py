@@ -19,7 +19,7 @@ from lldlib.files import new_folder
 from lldlib.policy.load import check_name
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import CHECKPOINTS, CONFIG, LOGS, Held, Run, RunWriter, refuse_run
-from lldlib.runs.phases import Monitor, Phase
+from lldlib.runs.phases import Monitor, Phase, Told
 from lldlib.train.setup import Setting, make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
@@ -267,10 +267,10 @@ def describe(config: TrainConfig) -> dict:
     }
 
 
-def status(row: Mapping[str, float | int | None], phase: Phase) -> str:
+def status(row: Mapping[str, float | int | None], phase: Phase, told: Told = "live") -> str:
     """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
     parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if row.get(key) is not None]
-    return "  ".join([*parts, phase])
+    return "  ".join([*parts, f"{phase} ({told})"])
 
 
 def logged_config(run: Run, step: int) -> TrainConfig:

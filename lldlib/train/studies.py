@@ -28,8 +28,8 @@ from lldlib.train.trainer import Trainer
 from lldlib.types import Batch, TokenInfo
 
 COLUMNS = (  # of the demo's summary.json
-    *("arm", "seed", "peak_reward", "end_reward", "collapsed_at", "alarm_at", "heldout_em"),
-    *("seconds", "start_em", "best_em", "start_em_greedy", "heldout_em_greedy"),
+    *("arm", "seed", "peak_reward", "end_reward", "collapsed_at", "known_at", "alarm_at"),
+    *("heldout_em", "seconds", "start_em", "best_em", "start_em_greedy", "heldout_em_greedy"),
 )
 NAMES = {  # of the demo's arms, in its verdict
     "grpo": "GRPO",
@@ -126,7 +126,9 @@ def _train_with_lines(cells: Sequence[Cell], jobs: int) -> dict[Path, str]:
     def on_end(cell: Cell, error: str | None) -> None:
         if error is None:  # perhaps a run that was finished before
             run = Run(cell.path)
-            on_batch(cell, cell.config.steps, status(run.metrics[-1], phases_of(run)[-1]))
+            phases = phases_of(run)
+            line = status(run.metrics[-1], phases.labels[-1], phases.told)
+            on_batch(cell, cell.config.steps, line)
         else:
             bars[cell.path].set_postfix_str("failed")
 
