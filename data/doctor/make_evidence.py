@@ -21,7 +21,7 @@ import numpy as np
 
 from lldlib.doctor import judge as rules
 from lldlib.doctor.readers import Log, Unreadable, read_logs
-from lldlib.doctor.series import ENOUGH, Run, run_of
+from lldlib.doctor.reading.series import ENOUGH, Run, run_of
 from lldlib.files import read_jsonl
 from lldlib.runs.phases import find_collapse, trailing_mean
 

@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lldlib.doctor.judge import (
-    SURE,
-    Judgement,
-    blown,
-    evidence,
-    floor_of,
-    heldout_level,
-    level,
-)
-from lldlib.doctor.series import ENOUGH, Run, noise, trailing, values_of, window_size
+from lldlib.doctor.judge import SURE, Judgement, blown, heldout_level
+from lldlib.doctor.judging.levels import floor_of, level
+from lldlib.doctor.judging.statistics import noise, trailing, values_of, window_size
+from lldlib.doctor.judging.warnings import evidence
+from lldlib.doctor.reading.series import ENOUGH, Run
 
 FELL = ("degrading", "collapsed")
 LIVES = ("learned", "at the top", "no trend", "held-out fall")  # the training reward did not fall

@@ -15,10 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lldlib.doctor.findings import Advice, Pattern, advice, patterns
-from lldlib.doctor.judge import Judgement, Ring, evidence, judge, rings
-from lldlib.doctor.readers import Log, read_logs
-from lldlib.doctor.series import Run, run_of, trailing, window_size
-from lldlib.doctor.signals import SIGNALS
+from lldlib.doctor.judge import Judgement, judge
+from lldlib.doctor.judging.statistics import trailing, window_size
+from lldlib.doctor.judging.warnings import Ring, evidence, rings
+from lldlib.doctor.readers import read_logs
+from lldlib.doctor.reading.log import Log
+from lldlib.doctor.reading.series import Run, run_of
+from lldlib.doctor.reading.signals import SIGNALS
 
 WORTH_NAMING = ("heldout", "entropy", "grad_norm", "kl", "length", "clipped", "reward_std")
 COLOURS = {
@@ -60,7 +63,11 @@ def diagnose_run(run: Run) -> Diagnosis:
     """Judge a run, and find its warnings, patterns and advice."""
     judged = judge(run)
     found = patterns(run, judged)
-    rung = () if any(p.key == "tool" for p in found) else tuple(rings(run, judged))
+    rung = (
+        ()
+        if any(p.key == "tool" for p in found)
+        else tuple(rings(run.sure, judged.verdict, judged.row))
+    )
     return Diagnosis(run, judged, rung, tuple(found), tuple(advice(judged, found)))
 
 

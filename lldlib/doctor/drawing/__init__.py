@@ -1,0 +1,1 @@
+"""The page's figures and its HTML."""
