@@ -7,6 +7,7 @@ log of any size fits. What is half-written, cut or no number is left out, never 
 import csv
 import gzip
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +30,7 @@ from lldlib.doctor.reading.kind import kind_of
 from lldlib.doctor.reading.log import Columns, Log, Unreadable, number
 from lldlib.doctor.reading.signals import SIGNALS
 
-__all__ = ["Log", "Unreadable", "lines_of", "number", "read_file", "read_logs"]
+__all__ = ["Log", "Unreadable", "count_in_file", "lines_of", "number", "read_file", "read_logs"]
 LOGS = (
     *("*.log", "*.txt", "*.out", "*.csv", "*.tsv", "*.jsonl", "*.json", "*tfevents*", "*.gz"),
     *("*.wandb", "*.ipynb"),
@@ -82,6 +83,28 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> list[Log]
         looked = "a reward such as critic/score/mean, reward or reward/mean"
         raise Unreadable(f"{path}: no training log; looked for {looked}; {_columns(seen, True)}")
     return kept
+
+
+def count_in_file(path: Path, column: str) -> int | None:
+    """How often a text file names a column with a number behind it; None where that is unknown.
+
+    Found in another way than rows are, so that rows which were never read show.
+    """
+    if "tfevents" in path.name or path.suffix in (".wandb", ".ipynb"):
+        return None
+    name = re.escape(column.encode())
+    named = re.compile(
+        rb"(?<![\w/.-])"
+        + name
+        + rb"\\?['\"]?\s*[:=]\s*\\?['\"]?(?:np\.\w+\()?(?:[-+.]*\d|nan|NaN|[-+]?[iI]nf)"
+    )
+    try:
+        with _open(path) as file:
+            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                return None
+            return sum(len(named.findall(line)) for line in file) or None
+    except BROKEN:
+        return None
 
 
 def _our_name(ours: str) -> str:

@@ -1,1 +1,0 @@
-"""The page's figures and its HTML."""
