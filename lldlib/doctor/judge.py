@@ -69,7 +69,8 @@ def judge(run: Run) -> Judgement:
         return _not_over_a_corpse(_standing(run, scores), shown)
     worst = max(ORDER.index(judgement.verdict) for judgement in found)
     alike = [judgement for judgement in found if ORDER.index(judgement.verdict) == worst]
-    return min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
+    first = min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
+    return _on_a_guess(run, first)
 
 
 def _not_judged(run: Run) -> Judgement:
@@ -80,12 +81,23 @@ def _not_judged(run: Run) -> Judgement:
 
 
 def _too_short(run: Run, count: int) -> Judgement:
-    what = f"{count} row{'s' if count > 1 else ''} with a reward" if count else "no reward column"
-    return Judgement(
-        "unknown",
-        "too short",
-        f"Cannot say: the log has {what}, and a verdict needs {ENOUGH}.",
+    if count:
+        what = f"{count} row{'s' if count > 1 else ''} with a reward, and a verdict needs {ENOUGH}"
+    else:
+        what = "no reward that is known; name its column: --map reward=COLUMN"
+    return Judgement("unknown", "too short", f"Cannot say: the log has {what}.")
+
+
+def _on_a_guess(run: Run, judged: Judgement) -> Judgement:
+    """A fall of a column that only may be the reward is told, and is no verdict."""
+    name = run.columns["reward"]
+    if "reward" not in run.guessed or "reward" in name.lower() or judged.rule == "dead policy":
+        return judged
+    said = (
+        f"Cannot say: {name} fell, and that it is the reward is a guess. If it is, say so: "
+        f"--map reward={name}."
     )
+    return Judgement("unknown", "guess", said, judged.evidence)
 
 
 def _dead(run: Run, sign: Sign) -> Judgement:

@@ -27,7 +27,7 @@ from lldlib.doctor.reading.documents import (
     table,
 )
 from lldlib.doctor.reading.kind import kind_of
-from lldlib.doctor.reading.log import Columns, Log, Unreadable, number
+from lldlib.doctor.reading.log import Columns, Log, Unreadable, number, printable
 from lldlib.doctor.reading.signals import SIGNALS
 
 __all__ = ["Log", "Unreadable", "count_in_file", "lines_of", "number", "read_file", "read_logs"]
@@ -73,7 +73,7 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> list[Log]
     except BROKEN as error:
         raise Unreadable(f"{path}: cannot be read ({one_line(error)})") from error
     for log in logs:
-        log.path = path
+        log.path, log.name = path, printable(log.name)
     seen = {name: None for log in logs for name in log.seen}
     for column in wanted:
         if not any(column in log.mapped.values() for log in logs):

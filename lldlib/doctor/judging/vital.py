@@ -22,8 +22,8 @@ LEAST_ENTROPY = 0.05  # nats a token: a start that is lower counts as this
 NO_GRADIENT = 1e-5  # share of its start that a dead gradient norm is under
 ALL_CUT = 0.95  # share of answers that are cut off
 FEW_TOKENS, SHRUNK = 5, 0.2  # tokens of an answer, and share of its start
-FORMAT_LIVED, FORMAT_DEAD = 0.1, 0.01  # of the answers
-NO_CONTRAST = 0.8  # share of the groups whose answers score alike
+FORMAT_SEEN, FORMAT_LIVED, FORMAT_DEAD = 0.03, 0.1, 0.01  # of the answers
+NO_CONTRAST = 0.75  # share of the groups whose answers score alike
 FROZEN_EVALUATIONS = 5
 LASTS = 0.9  # share of the rows since a sign began that must show it
 
@@ -199,11 +199,12 @@ def _format(run: Run) -> Iterator[Sign]:
         values = column[rows]
         best = float(np.nanmax(trailing(values, 3)[2:]))
         begin = since(values <= FORMAT_DEAD * max(best, 0.0))
-        if begin and values.min() >= 0 and best >= FORMAT_LIVED:
+        if begin and values.min() >= 0 and best >= FORMAT_SEEN:
             says = (
                 f"the format is dead: {name} fell from {best:.2g} to 0 by {_at(run, rows[begin])}"
             )
-            yield Sign("format", says, "lifeless", int(rows[begin]))
+            grave: Grave = "lifeless" if best >= FORMAT_LIVED else "told"
+            yield Sign("format", says, grave, int(rows[begin]))
             return
 
 

@@ -87,7 +87,7 @@ def care(run: Run) -> list[str]:
     if name is None or run.kind.word != "rl":
         return []
     said = []
-    if run.in_file is not None and run.in_file > UNREAD * run.read + 2:
+    if run.in_file is not None and run.in_file > UNREAD * (run.read + run.refused) + 2:
         said.append(
             f"the file names {name} {run.in_file} times with a number, and {run.read} were read"
         )

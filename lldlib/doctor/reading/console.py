@@ -35,6 +35,7 @@ WANDB_CUT = 4_095  # W&B's output.log cuts its lines at 4,096 characters: the la
 LOOSE_LINE = 5_000  # characters of a line of loose pairs; a longer one is text
 TAIL = 80  # lines after the last row that are kept, to see how the process ended
 AFTER_ERROR = 12  # lines that may follow an error that ended the process
+AGAIN = "printed again with the same numbers"
 SAMPLES = 3  # values of one column a step from which on they are printed answers
 
 _RAY = re.compile(r"^\s*\([\w.:<>-]+(?: pid=\d+)?(?:, ip=[\d.]+)?\)\s?(?:\[repeated[^\]]*\])?\s*")
@@ -50,7 +51,9 @@ _LOOSE = re.compile(
 _FLAT = re.compile(r"\{[^{}]*\}")
 _STATISTIC = re.compile(r"/?(?:mean|avg|average|min|max|std|median|sum)", re.I)
 _STEP_WORD = re.compile(
-    r"\b(?:global[_ ]step|step|iter(?:ation)?|batch|update|rollout|round)\s*[#:=]?\s*\[?(\d+)", re.I
+    r"\b(?:global[_ ]step|step|iter(?:ation)?|batch|update|rollout|round|episode)\s*[#:=]?\s*"
+    r"\[?(\d+)",
+    re.I,
 )
 _STEP_OF = re.compile(r"^\W*(?:\[[^\]]*\]\s*)?(\d+)\s*/\s*\d+\s*[|,:\]\-]|\]\s*\((\d+)/\d+\)")
 _BEFORE_DICT = re.compile(
@@ -89,6 +92,8 @@ class Console:
         self.pending: Row = {}  # a verl step that may go on in the next line
         self.waiting: Row = {}  # loose pairs that the next lines may add to
         self.waiting_own = False
+        self.waiting_step = NAN
+        self.before = "\n"  # the line before
         self.step = NAN  # the last step named in a loose line
         self.brace = ""  # a dict that is printed over several lines
         self.clock = NAN  # seconds, from the last line that begins with a time
@@ -117,7 +122,8 @@ class Console:
             return True
         if self.brace or "{" in line:
             return self._dict(line)
-        if not self.verl.log.rows and ("=" in line or ":" in line or "/" in line):
+        pairs = "=" in line or ":" in line or "/" in line
+        if not self.verl.log.rows and (pairs or (len(line) < 100 and _STEP_WORD.search(line))):
             return self._loose_row(line, {}, cut)
         return False
 
@@ -181,18 +187,26 @@ class Console:
         row, own = _loose_pairs(line, self.loose.log, self.wanted)
         row |= inside
         found = _STEP_OF.search(line) or _STEP_WORD.search(line)
-        if found:
-            self.step = float(found[1] or found[2])
+        step = float(found[1] or found[2]) if found else self.step
         useful = {n: v for n, v in row.items() if n in self.wanted or read_name(n)}
         if (found and _STEP_OF.match(line)) or (
             found and "step" not in useful and _signals(useful)
         ):
-            useful["step"] = self.step
-        clash = any(n in self.waiting and self.waiting[n] != v for n, v in useful.items())
+            useful["step"] = step
+        bare, before = line.strip(), self.before
+        self.before = bare or before
+        again = bare != before and (bare.endswith(before) or before.endswith(bare))
+        if again and useful and all(self.waiting.get(n) == v for n, v in useful.items()):
+            self.loose.log.refused[AGAIN] += 1  # by a second handler, which adds the time
+            return True
+        clash = any(n in self.waiting for n in useful.keys() - {"step"})
         if clash or (found and not _signals(useful)):
             self._flush()
+        self.step = step
         if not _signals(useful) and not (useful and self.waiting):
             return False
+        if not self.waiting:
+            self.waiting_step = self.step
         self.waiting |= useful
         self.waiting_own |= own
         return True
@@ -201,7 +215,7 @@ class Console:
         row, self.waiting = self.waiting, {}
         own, self.waiting_own = self.waiting_own, False
         if _signals(row):
-            self.loose.add(row | self._time(), self.wanted, own, row.get("step", self.step))
+            self.loose.add(row | self._time(), self.wanted, own, row.get("step", self.waiting_step))
 
     def _time(self) -> Row:
         return {"_timestamp": self.clock} if self.clock == self.clock else {}

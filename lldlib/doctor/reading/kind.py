@@ -13,7 +13,7 @@ from lldlib.doctor.reading.signals import ACCURACY, GUESSED, canonical, read_nam
 Word = Literal["rl", "supervised", "preference", "answers", "summary", "none"]
 TITLES: dict[Word, str] = {
     "rl": "reinforcement learning",
-    "supervised": "supervised fine-tuning",
+    "supervised": "supervised training, as far as its columns tell",
     "preference": "preference tuning (DPO, ORPO or a reward model)",
     "answers": "single answers, as an evaluation or a rollout dump writes them",
     "summary": "the summary of a run",
@@ -79,23 +79,35 @@ def kind_of(log: Log) -> Kind:
     answers = _answers(log, names, words, trains)
     if answers:
         return Kind("answers", answers)
-    preference = _matching(_PREFERENCE, names)
-    if preference and not sure:
+    preference, signs = _matching(_PREFERENCE, names), _matching(_RL, names)
+    if preference and not (sure and signs):
         return Kind("preference", f"it logs {_some(preference)}")
     supervised = _matching(_SUPERVISED, names)
-    signs = _matching(_RL, names)
     scores = [name for name in guessed if not ACCURACY.fullmatch(canonical(name))]
     if sure or scores or (guessed and signs):
         reward = (sure or scores or guessed)[0]
         if supervised and not sure and not signs:
             return Kind("supervised", f"it logs {_some(supervised)} and no reward")
-        beside = [name for name in [*signs, *trains] if name != reward][:3]
+        known = [name for name in log.columns if name in trains or name in signs]
+        beside = [name for name in [*_telling(log), *known, *signs, *trains] if name != reward]
         return Kind("rl", f"it logs {_some([reward, *beside])}")
+    if signs and trains and not supervised:
+        return Kind("rl", f"it logs {_some([*_telling(log), *signs])}, but no reward known here")
     if trains or supervised:
         return _without_reward(log, names, [*supervised, *trains])
     if log.latest and log.rows <= FEW:
         return Kind("summary", f"it holds {_some(log.latest)} and no steps")
     return Kind("none")
+
+
+def _telling(log: Log) -> list[str]:
+    """Columns that only reinforcement learning has, as far as the table names them."""
+    return [
+        name
+        for ours in ("kl", "entropy", "clip_share", "length", "no_contrast", "reward_std", "loss")
+        for name in log.columns
+        if any(s == ours and rank < GUESSED for s, rank in read_name(name).signals)
+    ]
 
 
 def _without_reward(log: Log, names: dict[str, str], shown: list[str]) -> Kind:

@@ -45,6 +45,7 @@ class Run:
     read: int = 0  # values of the reward that were read
     judged_of: int = 0  # of them those in the run that is judged
     in_file: int | None = None  # times that the file names the reward with a number
+    refused: int = 0  # rows that were left out: printed answers, repeats, settings, a summary
     path: Path | None = None
 
     @cached_property
@@ -126,6 +127,7 @@ def run_of(log: Log) -> Run:
         read=int((~np.isnan(reward)).sum()),
         judged_of=judged_of,
         path=log.path,
+        refused=sum(log.refused.values()),
     )
     _tidy(run)
     return run
