@@ -171,7 +171,7 @@ class Console:
                 inside = numbers({lead[1]: row})
                 took = self._loose_row(before[: lead.start()], inside, False) or took
                 continue
-            own = "step" in values or any(_TRAINS.search(name) for name in values)
+            own = any(_TRAINS.search(name) for name in values)
             took = self.dicts.add(values | self._time(), self.wanted, own) or took
         rest = text[text.rfind("{") :] if text.rfind("{") > text.rfind("}") else ""
         opened = rest[:2] in ("{'", '{"') or rest.strip() == "{"
@@ -326,7 +326,7 @@ def _braces(text: str) -> Iterator[tuple[str, str]]:
 def _mapping(text: str) -> dict | None:
     """A dict as Python or JSON prints it; of one that is neither its `'name': number` pairs."""
     pairs: dict = dict(_QUOTED.findall(text))
-    if "{" in text[1:]:
+    if "{" in text[1:] or "type" in text:
         for parse in (json.loads, ast.literal_eval):
             try:
                 whole = parse(text)
@@ -371,9 +371,11 @@ def _refuse_answers(rows: _Rows) -> None:
     if not own.any() or not alone or own.all():
         return
     if most >= 5 or (rows.log.format.startswith("TRL") and own.sum() >= 5 and not most):
+        steps = np.asarray(log.columns.get("step", array("d", [NAN] * len(own))))
+        passing = ~own if most else ~own & np.isnan(steps)
         drop = np.zeros(len(own), dtype=bool)
         for values in columns.values():
-            drop |= ~np.isnan(values) & ~own
+            drop |= ~np.isnan(values) & passing
         log.refused["printed answers"] += int(drop.sum())
         log.keep((~drop).tolist())
         rows.own = array("b", own[~drop].tolist())

@@ -419,9 +419,9 @@ HELDOUT = (
     r"(?:test|heldout|held_out)/(?:reward|score|accuracy|acc|em)(?:/mean)?()",
     rf"{_SET}/env/(.+)/reward/(?:total|mean)",  # Tinker
     rf"{_SET}/(.+)/{_SCORE}(?:/mean)?",
-    rf"{_SET}[_/]{_SCORE}(?:[_/](?:mean|avg))?()",
-    rf"{_SET}[_/](?:mean|avg)[_/]{_SCORE}()",
-    rf"{_SET}[_/](?:pass@\d+|pass_at_\d+)()",
+    rf"{_SET}/{_SCORE}(?:/(?:mean|avg))?()",
+    rf"{_SET}/(?:mean|avg)/{_SCORE}()",
+    rf"{_SET}/pass(?:@|_at_)\d+()",
 )
 # other numbers of an evaluation: not scores, but a dead policy shows in them too
 EVALUATED = re.compile(rf"(?:{_SET}[_/].*|accuracy|test_acc|val_acc)")
