@@ -37,7 +37,7 @@ TUNED = ("-seed0", "-seed1", "-seed2")  # of the atlas: these runs are in its se
 SIDE = ("eval_every", "checkpoint_every", "probe_every", "policy", "steps", "seed")
 RARE = 0.1  # share of living runs in which a warning may ring that is said of a living run
 LLDS = "LLDS, arXiv 2512.04220"
-TOY = "Recorded here on toy models of 0.06 to 0.4 million weights, not on yours"
+TOY = "on this project's toy models (0.06 to 0.4 million weights), not on yours"
 
 
 def main() -> None:
@@ -293,9 +293,9 @@ def remedies() -> dict[str, dict[str, str]]:
         "llds": (
             "Add LLDS, a penalty on likelihood that correct answers lose within a batch (weight "
             "0.2; in verl policy_loss.loss_mode=llds, in TRL LLDGRPOTrainer)",
-            f"{TOY} at a hot rate, 1e-3: GRPO: {outcome(grpo)}; with LLDS at "
-            f"weight 0.5: {outcome(llds)}, at 0.2: {weak}. At 2e-4: GRPO: {rates['2e-4']}; with "
-            f"LLDS: {cool}. So a lower rate alone does more",
+            f"{TOY}: at a hot rate, 1e-3, with GRPO {outcome(grpo)}; with LLDS at "
+            f"weight 0.5 {outcome(llds)}, at 0.2 {weak}. At 2e-4 with GRPO {rates['2e-4']}; "
+            f"with LLDS {cool}. So a lower rate alone does more",
             "one more pass without gradient a batch, and one weight to set",
             f"data/atlas/README.md; {LLDS}",
         ),
@@ -309,15 +309,15 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "lower lr": (
             "Lower the learning rate, to a half or a fifth",
-            f"{TOY}, GRPO at 1e-3: {outcome(grpo)}; "
-            + "; ".join(f"at {rate}: {said}" for rate, said in rates.items()),
+            f"{TOY}: with GRPO at 1e-3 {outcome(grpo)}; "
+            + "; ".join(f"at {rate} {said}" for rate, said in rates.items()),
             "slower learning",
             "data/atlas/README.md",
         ),
         "fewer updates": (
             "Take fewer updates of more rows from each rollout batch (verl: a larger "
             "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
-            f"{TOY}, GRPO at 1e-3, by updates a batch of 320 rows: "
+            f"{TOY}: with GRPO at 1e-3, by updates a batch of 320 rows, "
             + "; ".join(f"{u}: {said}" for u, said in updates.items())
             + f"; 16: {outcome(grpo)}",
             "more rollouts for as many updates",
@@ -325,7 +325,7 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "more rows": (
             "Give each update more rows: a larger batch, or more answers a question",
-            f"{TOY}, just before a fall (one seed): with 4 and 16 times as many rows in as many "
+            f"{TOY}: just before a fall (one seed), with 4 and 16 times as many rows in as many "
             "updates the correct answers lost a half and a fifth as much likelihood",
             "more rollouts",
             "data/atlas/controls.md",
@@ -338,7 +338,8 @@ def remedies() -> dict[str, dict[str, str]]:
             "data/first_world/README.md",
         ),
         "tight budget": (
-            "Give answers a token budget that ends endless ones, and score what is cut as wrong",
+            "Read ten answers that were cut off: raise the token budget if they are sensible; if "
+            "they are endless, score what is cut as wrong",
             f"{TOY}: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
             "that soft punishment of overlong answers steadies training",
             "answers that need the length",
@@ -384,7 +385,7 @@ def remedies() -> dict[str, dict[str, str]]:
             "Raise the learning rate (by 3 to 10), or train longer; check that it has not decayed "
             "to 0 and that the adapters are trained",
             "the KL of this log is near 0: the policy is still the one it began as",
-            f"a step that is too large ends runs. {TOY}, at 8 times the rate: {outcome(hot)}",
+            f"a step that is too large ends runs; {TOY}: at 8 times the rate {outcome(hot)}",
             "this log; data/first_world/README.md",
         ),
         "kl out": (
