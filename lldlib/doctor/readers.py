@@ -85,6 +85,9 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> list[Log]
     return kept
 
 
+_IN_NAME = re.compile(rb"[\w/.-]")
+
+
 def count_in_file(path: Path, column: str) -> int | None:
     """How often a text file names a column with a number behind it; None where that is unknown.
 
@@ -92,17 +95,18 @@ def count_in_file(path: Path, column: str) -> int | None:
     """
     if "tfevents" in path.name or path.suffix in (".wandb", ".ipynb"):
         return None
-    name = re.escape(column.encode())
-    named = re.compile(
-        rb"(?<![\w/.-])"
-        + name
-        + rb"\\?['\"]?\s*[:=]\s*\\?['\"]?(?:np\.\w+\()?(?:[-+.]*\d|nan|NaN|[-+]?[iI]nf)"
-    )
+    value = rb"\\?['\"]?(?:np\.\w+\()?(?:[-+.]*\d|nan|NaN|[-+]?[iI]nf)"
+    named = re.compile(re.escape(column.encode()) + rb"\\?['\"]?\s*[:=]\s*" + value)
     try:
         with _open(path) as file:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 return None
-            return sum(len(named.findall(line)) for line in file) or None
+            found = 0
+            while lines := file.readlines(1 << 20):
+                text = b"\n" + b"".join(lines)
+                starts = (match.start() - 1 for match in named.finditer(text))
+                found += sum(not _IN_NAME.match(text, at) for at in starts)
+            return found or None
     except BROKEN:
         return None
 

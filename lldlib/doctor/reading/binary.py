@@ -61,8 +61,8 @@ def wandb(path: Path, wanted: Columns) -> Log:
         from wandb.sdk.internal.datastore import DataStore
     except ImportError as error:
         raise Unreadable(
-            f"{path}: W&B's own file: pip install 'wandb<0.30' to read it, or export its history as "
-            "CSV in W&B, or give the files/output.log beside it"
+            f"{path}: W&B's own file: pip install 'wandb<0.30' to read it, or export its history "
+            "as CSV in W&B, or give the files/output.log beside it"
         ) from error
     log, store = Log(path.name, "W&B run file"), DataStore()
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from lldlib.doctor.reading.log import (
+    MOST_NAMES,
     NAN,
     Columns,
     Ending,
@@ -32,6 +33,7 @@ from lldlib.doctor.reading.log import (
 from lldlib.doctor.reading.signals import GUESSED, read_name
 
 WANDB_CUT = 4_095  # W&B's output.log cuts its lines at 4,096 characters: the last number is half
+SHORT_LINE = 100  # characters of a line that may name a step and nothing else
 LOOSE_LINE = 5_000  # characters of a line of loose pairs; a longer one is text
 TAIL = 80  # lines after the last row that are kept, to see how the process ended
 AFTER_ERROR = 12  # lines that may follow an error that ended the process
@@ -45,9 +47,12 @@ _QUOTED = re.compile(
     rf"""['"]([^'"]{{1,120}})['"]\s*:\s*((?:np\.\w+\()?['"]?(?:{_NUMERAL})['"]?\)?)\s*(?=[,}}])"""
 )
 _LOOSE = re.compile(
-    r"(/?[A-Za-z_][\w/.@-]*%?(?:\(\w+\))?(?: [A-Za-z_][\w.]*){0,3})\s*[:=]\s*"
+    r"(?<![A-Za-z0-9_/.@-])"
+    r"(/?[A-Za-z_][\w/.@-]*+%?(?:\(\w+\))?(?: [A-Za-z_][\w.]*+){0,3}+)\s*+[:=]\s*"
     rf"({_NUMERAL})(?=[\s,;|)\]]|$)"
 )
+_PAIR = re.compile(r"[:=]\s*(?:[-+]?\.?\d|nan|[-+]?inf)", re.I)
+_BRACE = re.compile(r"[{}]")
 _FLAT = re.compile(r"\{[^{}]*\}")
 _STATISTIC = re.compile(r"/?(?:mean|avg|average|min|max|std|median|sum)", re.I)
 _STEP_WORD = re.compile(
@@ -94,6 +99,8 @@ class Console:
         self.waiting_own = False
         self.waiting_step = NAN
         self.before = "\n"  # the line before
+        self.scales: dict[str, float | None] = {}  # a verl column -> its factor, None if unread
+        self.names: dict[str, str] = {}  # loose names -> the part of them that is in the table
         self.step = NAN  # the last step named in a loose line
         self.brace = ""  # a dict that is printed over several lines
         self.clock = NAN  # seconds, from the last line that begins with a time
@@ -123,7 +130,9 @@ class Console:
         if self.brace or "{" in line:
             return self._dict(line)
         pairs = "=" in line or ":" in line or "/" in line
-        if not self.verl.log.rows and (pairs or (len(line) < 100 and _STEP_WORD.search(line))):
+        if not self.verl.log.rows and (
+            pairs or (len(line) < SHORT_LINE and _STEP_WORD.search(line))
+        ):
             return self._loose_row(line, {}, cut)
         return False
 
@@ -136,18 +145,25 @@ class Console:
 
     def _pairs(self, text: str, cut: bool) -> Row:
         """`- key:value` pairs that are wanted."""
-        row, log = {}, self.verl.log
+        row: Row = {}
         for part in text.split(" - ")[: -1 if cut else None]:
             name, colon, value = part.strip().rpartition(":")
             if not colon:
                 continue
-            if name not in log.seen:
-                log.saw(name)
-            if name in self.wanted or read_name(name):
-                known = number(value)
-                if known is not None:
-                    row[name] = known * read_name(name).scale
+            scale = self.scales[name] if name in self.scales else self._scale(name)
+            known = None if scale is None else number(value)
+            if known is not None:
+                row[name] = known * scale
         return row
+
+    def _scale(self, name: str) -> float | None:
+        """The factor of a verl column's unit; None for one that nothing reads."""
+        self.verl.log.saw(name)
+        kept = name in self.wanted or read_name(name)
+        scale = read_name(name).scale if kept else None
+        if len(self.scales) < MOST_NAMES:
+            self.scales[name] = scale
+        return scale
 
     # -- dicts -------------------------------------------------------------------------------------
 
@@ -182,9 +198,11 @@ class Console:
 
     def _loose_row(self, line: str, inside: Row, cut: bool) -> bool:
         """`step 10 | reward=0.3, kl: 0.01`; lines that follow each other add to one row."""
-        if cut or len(line) > LOOSE_LINE or _EVAL_BAR.search(line):
+        if cut or len(line) > LOOSE_LINE or ("%|" in line and _EVAL_BAR.search(line)):
             return False
-        row, own = _loose_pairs(line, self.loose.log, self.wanted)
+        row, own = self._loose_pairs(line) if _PAIR.search(line) else ({}, False)
+        if not row and not inside and len(line) > SHORT_LINE:
+            return False
         row |= inside
         found = _STEP_OF.search(line) or _STEP_WORD.search(line)
         step = float(found[1] or found[2]) if found else self.step
@@ -210,6 +228,41 @@ class Console:
         self.waiting |= useful
         self.waiting_own |= own
         return True
+
+    def _loose_pairs(self, line: str) -> tuple[Row, bool]:
+        """The pairs of a line by the names that are known; whether a loss or a rate is among them.
+
+        `Rewards: min=0, mean=0.5` is read as Rewards/min and Rewards/mean.
+        """
+        row: Row = {}
+        own, head = False, ""
+        for found in _LOOSE.finditer(line):
+            name, value = found[1], number(found[2])
+            if value is None:
+                continue
+            last = name.split()[-1]
+            if _STATISTIC.fullmatch(last):
+                words = name.split()[:-1]
+                head = " ".join(words) if words else head or _heading(line[: found.start()])
+                name = f"{head}/{last.lstrip('/')}" if head else last
+            else:
+                head = (
+                    name.rpartition("/")[0] if _STATISTIC.fullmatch(name.rpartition("/")[2]) else ""
+                )
+            own = own or bool(_TRAINS.search(name))
+            name = self._name(name)
+            row[name] = value * read_name(name).scale
+        return row, own
+
+    def _name(self, name: str) -> str:
+        """Of a loose name the part that is in the table, remembered."""
+        known = self.names.get(name)
+        if known is None:
+            known = _known(name, self.wanted)
+            self.loose.log.saw(known)
+            if len(self.names) < MOST_NAMES:
+                self.names[name] = known
+        return known
 
     def _flush(self) -> None:
         row, self.waiting = self.waiting, {}
@@ -263,31 +316,6 @@ def _signals(row: Row) -> bool:
     return any(read_name(name).signals or read_name(name).heldout is not None for name in row)
 
 
-def _loose_pairs(line: str, log: Log, wanted: Columns) -> tuple[Row, bool]:
-    """The pairs of a line by the names that are known, and whether a loss or a rate is among them.
-
-    `Rewards: min=0, mean=0.5` is read as Rewards/min and Rewards/mean.
-    """
-    row: Row = {}
-    own, head = False, ""
-    for found in _LOOSE.finditer(line):
-        name, value = found[1], number(found[2])
-        if value is None:
-            continue
-        last = name.split()[-1]
-        if _STATISTIC.fullmatch(last):
-            words = name.split()[:-1]
-            head = " ".join(words) if words else head or _heading(line[: found.start()])
-            name = f"{head}/{last.lstrip('/')}" if head else last
-        else:
-            head = name.rpartition("/")[0] if _STATISTIC.fullmatch(name.rpartition("/")[2]) else ""
-        own = own or bool(_TRAINS.search(name))
-        name = _known(name, wanted)
-        log.saw(name)
-        row[name] = value * read_name(name).scale
-    return row, own
-
-
 def _heading(before: str) -> str:
     """The words before the first statistic of a line: `Batch reward stats - `."""
     words = re.findall(r"[A-Za-z_][\w/]*", re.split(r"[\]|]", before.rstrip(" :=-"))[-1])
@@ -310,15 +338,15 @@ def _known(name: str, wanted: Columns) -> str:
 def _braces(text: str) -> Iterator[tuple[str, str]]:
     """(what stands before it, the text of it) for each outermost pair of braces of a line."""
     depth, begin, last = 0, 0, 0
-    for i, c in enumerate(text):
-        if c == "{":
+    for found in _BRACE.finditer(text):
+        if found[0] == "{":
             depth += 1
-            begin = i if depth == 1 else begin
-        elif c == "}" and depth:
+            begin = found.start() if depth == 1 else begin
+        elif depth:
             depth -= 1
             if not depth:
-                yield text[last:begin], text[begin : i + 1]
-                last = i + 1
+                yield text[last:begin], text[begin : found.end()]
+                last = found.end()
     if depth:  # one that was never closed hides whole ones
         yield from ((text[last : f.start()], f[0]) for f in _FLAT.finditer(text, begin))
 
@@ -395,7 +423,7 @@ def _take_steps(rows: _Rows) -> None:
     near, own = np.asarray(rows.near, dtype=float), np.asarray(rows.own, dtype=bool)
     for name, values in list(columns.items()):
         known = ~np.isnan(values)
-        if np.isfinite(step[known]).mean() > 0.5 or not known.any():
+        if not known.any() or np.isfinite(step[known]).mean() > 0.5:
             continue
         at = near[known & np.isfinite(near)]
         distinct = len(np.unique(at))

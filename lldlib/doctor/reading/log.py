@@ -14,6 +14,7 @@ from lldlib.doctor.reading.signals import read_name
 
 NAN = float("nan")
 NAMES = 400  # column names that are remembered for a message
+MOST_NAMES = 20_000  # names whose meaning is remembered
 BARE = ("logs", "metrics", "log", "data", "train", "stats", "values")  # nesting that says nothing
 SETTINGS = re.compile(r"(?:args|config|cfg|hparams|hyper_?parameters|settings)/", re.I)
 BOOLEANS = frozenset({"skipped", "skip"})  # columns whose true and false are read as 1 and 0
@@ -69,28 +70,35 @@ class Log:
     ending: Ending | None = None
     path: Path | None = None
     latest: Row = field(default_factory=dict)  # the last summary row, such as TRL's train_runtime
+    ours: dict[str, str | None] = field(default_factory=dict)  # a column's name -> its key, or None
 
     def add(self, row: Mapping[str, float | int], wanted: Columns) -> bool:
         """Append a row; a column that begins late is filled up with NaN. Whether it was kept."""
         kept = False
         for name, value in row.items():
-            ours = wanted.get(name, name)
-            column = self.columns.get(ours)
-            if column is None:
-                name = printable(name)
-                self.saw(name)
-                ours = wanted.get(name, name)
-                if ours != name:
-                    self.mapped[ours] = name
-                if not read_name(ours):
-                    continue
-                column = self.columns.setdefault(ours, array("d"))
-            column.extend([NAN] * (self.rows - len(column)))
+            key = self.ours[name] if name in self.ours else self._key(name, wanted)
+            if key is None:
+                continue
+            column = self.columns.setdefault(key, array("d"))
+            if len(column) < self.rows:
+                column.extend([NAN] * (self.rows - len(column)))
             if len(column) == self.rows:
                 column.append(value if value == value else math.inf)  # a NaN that was logged
             kept = True
         self.rows += kept
         return kept
+
+    def _key(self, name: str, wanted: Columns) -> str | None:
+        """Under which name a column is kept; None for one that nothing reads."""
+        clean = printable(name)
+        self.saw(clean)
+        ours = wanted.get(clean, wanted.get(name, clean))
+        if ours != clean:
+            self.mapped[ours] = clean
+        key = ours if read_name(ours) else None
+        if len(self.ours) < MOST_NAMES:
+            self.ours[name] = key
+        return key
 
     def saw(self, name: str, text: bool = False) -> None:
         """Remember that the file has a column of this name."""
@@ -129,6 +137,11 @@ def number(text: object) -> float | int | None:
     if not isinstance(text, str):
         return None
     bare = text.strip().strip("'\"")
+    if bare[-1:].isdigit() and bare[:1] in "+-.0123456789" and "_" not in bare:
+        try:
+            return float(bare)
+        except ValueError:
+            pass
     wrapped = _WRAPPED.fullmatch(bare)
     bare = wrapped[1] if wrapped else bare
     if _NUMBER.fullmatch(bare):
