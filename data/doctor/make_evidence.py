@@ -398,7 +398,7 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "check reward": (
             "Read twenty answers with the highest reward: does the reward pay for what you want?",
-            "what one part of a reward pays for is learned at the cost of the others",
+            "a policy learns what its reward pays for, whether or not that was meant",
             "none",
             "this log",
         ),

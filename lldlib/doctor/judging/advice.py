@@ -20,7 +20,7 @@ FOR = {  # pattern or sign -> remedies in the order in which to try them
     "resume": ("check resume",),
     "numbers": ("lower lr", "clip gradient"),
     "nothing moves": ("go back", "lower lr"),
-    "frozen": ("go back", "check reward"),
+    "frozen": ("go back", "lower lr"),
     "cut": ("tight budget",),
     "tokens": ("check reward", "go back"),
     "contrast": ("find signal",),

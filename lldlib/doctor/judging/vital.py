@@ -250,8 +250,8 @@ def _frozen(run: Run) -> Iterator[Sign]:
         names.append(name)
     if names:
         row = max(starts)
-        held = ", ".join(names[:3])
-        says = f"neither the loss nor {held} moves at all since {_at(run, row)}"
+        held = ", ".join(["the loss", *names[:2]]) + f" and {names[2]}" * (len(names) > 2)
+        says = f"{held} do not move at all since {_at(run, row)}"
         yield Sign("frozen", says, "dead", row)
 
 

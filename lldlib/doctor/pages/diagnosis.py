@@ -1,12 +1,13 @@
 """Everything that a page says of one run."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lldlib.doctor.findings import Pattern, patterns
 from lldlib.doctor.judge import Judgement, judge
 from lldlib.doctor.judging.advice import Advice, advice
+from lldlib.doctor.judging.findings import Pattern, patterns
 from lldlib.doctor.judging.vital import Sign, signs
 from lldlib.doctor.judging.warnings import Ring, rings
 from lldlib.doctor.reading.series import Run
@@ -24,6 +25,7 @@ class Diagnosis:
     patterns: tuple[Pattern, ...]
     advice: tuple[Advice, ...]
     signs: tuple[Sign, ...] = ()
+    answers: Any = None  # what the texts beside the log show: lines(), pairs() and html()
 
     @property
     def warned(self) -> float | None:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from lldlib.doctor.pages.diagnosis import Diagnosis
 from lldlib.doctor.pages.figure import COLOURS, figure, runs_figure
 from lldlib.doctor.pages.words import (
+    ANSWERS,
     care,
     kind_line,
     lower,
@@ -71,6 +72,8 @@ def _likeness(found: Diagnosis) -> str:
 
 
 def _html_section(title: str, lines: Sequence[str], found: Diagnosis) -> str:
+    if title == ANSWERS:
+        return found.answers.html()
     if title == "What it resembles":
         return "".join(
             f'<div class="card"><b>{_esc(p.title)}</b>{_esc(upper(p.evidence))}.'

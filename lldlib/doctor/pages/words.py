@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ WIDTH = 98  # characters of a line in a terminal
 COUNTED = ("fall", "dead floor", "learned", "at the top", "no trend")  # rules with a record
 UNREAD = 1.1  # times the rows that were read from which on the file holds more
 SHARED = 2.2  # values a step from which on steps are crowded
+ANSWERS = "What it wrote"  # the section on answers
 TOY = "toy models of 0.06 to 0.4 million weights, not yours"
 SILENT = ("epoch", "clock", "step_time")  # signals that a page does not list
 
@@ -67,6 +68,7 @@ def as_object(found: Diagnosis) -> dict[str, Any]:
         "advice": [asdict(piece) for piece in found.advice],
         "care": care(run),
         "notes": run.notes,
+        "answers": asdict(found.answers) if is_dataclass(found.answers) else None,
     }
 
 
@@ -119,6 +121,8 @@ def sections(found: Diagnosis) -> list[tuple[str, list[str]]]:
         out.append(("First warning", _warning_lines(found)))
     elif judged.verdict in ("degrading", "collapsed") and judged.row is not None:
         out.append(("First warning", ["none of the warnings rang before the fall"]))
+    if found.answers is not None:
+        out.append((ANSWERS, found.answers.lines() + found.answers.pairs()))
     lines = [f"{p.title}: {p.evidence}. Rule: {p.rule}." for p in found.patterns]
     out.append(("What it resembles", lines))
     if found.advice:

@@ -425,9 +425,7 @@ HELDOUT = (
 )
 # other numbers of an evaluation: not scores, but a dead policy shows in them too
 EVALUATED = re.compile(rf"(?:{_SET}[_/].*|accuracy|test_acc|val_acc)")
-NO_SCORE = re.compile(
-    r".*(?:time|per_second|runtime|samples|steps?|n_|num|epoch|loss|count|tokens).*"
-)
+NO_SCORE = re.compile(r".*(?:time|per_second|samples|step|[/_]n_|num|epoch|loss|count|tokens).*")
 # what a name that stands nowhere above may still be; used only where a log has nothing better
 GUESSES = {
     "reward": r".*(?:reward|return|score|success|accuracy|pass_rate|solve_rate).*|mean_r_.+|r_mean",
