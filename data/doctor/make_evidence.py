@@ -37,7 +37,7 @@ TUNED = ("-seed0", "-seed1", "-seed2")  # of the atlas: these runs are in its se
 SIDE = ("eval_every", "checkpoint_every", "probe_every", "policy", "steps", "seed")
 RARE = 0.1  # share of living runs in which a warning may ring that is said of a living run
 LLDS = "LLDS, arXiv 2512.04220"
-TOY = "on this project's toy models (0.06 to 0.4 million weights), not on yours"
+TOY = "on this project's toy models of 0.4 million weights, not on yours"
 
 
 def main() -> None:

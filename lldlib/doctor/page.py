@@ -30,6 +30,7 @@ __all__ = [
     "diagnose",
     "diagnose_rows",
     "diagnose_run",
+    "figure",
     "runs_figure",
     "sections",
     "several_html",

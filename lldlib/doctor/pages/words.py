@@ -23,7 +23,7 @@ COUNTED = ("fall", "dead floor", "learned", "at the top", "no trend")  # rules w
 UNREAD = 1.1  # times the rows that were read from which on the file holds more
 SHARED = 2.2  # values a step from which on steps are crowded
 ANSWERS = "What it wrote"  # the section on answers
-TOY = "toy models of 0.06 to 0.4 million weights, not yours"
+TOY = "nearly all are toy models of 0.4 million weights"
 SILENT = ("epoch", "clock", "step_time")  # signals that a page does not list
 
 

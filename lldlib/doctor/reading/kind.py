@@ -25,7 +25,7 @@ FEW = 2  # rows up to which a log may be a summary
 _PREFERENCE = re.compile(
     r"(?:.*[/_])?(?:rewards?_(?:chosen|rejected|margins?|accuracies)|(?:chosen|rejected)_rewards?|"
     r"logps_(?:chosen|rejected)|log_odds_(?:ratio|chosen)|odds_ratio_loss|(?:dpo|orpo|kto|simpo|ipo|"
-    r"cpo)_loss|sft_loss_odds|reward_margins?|margin|chosen_last_scores|rejected_last_scores)"
+    r"cpo)_loss|reward_margins?|margin|chosen_last_scores|rejected_last_scores|rejected)"
 )
 _SUPERVISED = re.compile(
     r"(?:.*[/_])?(?:mean_token_accuracy|token_accuracy|token_acc|perplexity|ppl|sft_loss|nll_loss|"
@@ -35,8 +35,8 @@ _RL = re.compile(
     r"(?:.*[/_])?(?:kl\w*|\w*kl_(?:loss|div\w*|coef)|advantages?\w*|adv_\w+|returns?_\w+|pg_loss|"
     r"ppo\w*|grpo\w*|actor|critic|rollouts?|completions?_(?:mean_)?length|response_length\w*|"
     r"clip_?frac\w*|clip_ratio\w*|reward_std\w*|std_reward|frac_reward_zero_std|value_loss|"
-    r"policy_loss|rl_loss|actor_loss|episode\w*|group_\w*|n_groups|entropy_bonus|num_turns\w*|"
-    r"env_\w+|r_code)(?:_.*)?"
+    r"policy_loss|rl_loss|actor_loss|episode\w*|group_(?:size|reward)\w*|n_groups|entropy_bonus|num_turns\w*|"
+    r"env_all_\w+)(?:_.*)?"
 )
 _ITEM = re.compile(
     r"(?:(?:sample|question|example|problem|prompt|task|item|instance|query|data|doc|qa)_?(?:id|idx|"
