@@ -142,7 +142,10 @@ def _cost(found: Diagnosis) -> list[str]:
 
 
 def _hours(value: float) -> str:
-    return f"{60 * value:.0f} minutes" if value < 1 else f"{value:.1f} hours"
+    if value >= 1:
+        return f"{value:.1f} hours"
+    minutes = round(60 * value)
+    return f"{minutes} minute{'s' if minutes != 1 else ''}"
 
 
 def _no_advice(found: Diagnosis) -> list[str]:

@@ -7,6 +7,7 @@ bars of an evaluation, the settings at the start, and the error at the end.
 import ast
 import json
 import re
+import warnings
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,7 @@ SHORT_LINE = 100  # characters of a line that may name a step and nothing else
 LOOSE_LINE = 5_000  # characters of a line of loose pairs; a longer one is text
 TAIL = 80  # lines after the last row that are kept, to see how the process ended
 AFTER_ERROR = 12  # lines that may follow an error that ended the process
+APART = "rewards printed apart from the training's rows"
 AGAIN = "printed again with the same numbers"
 SAMPLES = 3  # values of one column a step from which on they are printed answers
 
@@ -351,11 +353,17 @@ def _braces(text: str) -> Iterator[tuple[str, str]]:
         yield from ((text[last : f.start()], f[0]) for f in _FLAT.finditer(text, begin))
 
 
+def _literal(text: str) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # text that is no Python may warn before it fails
+        return ast.literal_eval(text)
+
+
 def _mapping(text: str) -> dict | None:
     """A dict as Python or JSON prints it; of one that is neither its `'name': number` pairs."""
     pairs: dict = dict(_QUOTED.findall(text))
     if "{" in text[1:] or "type" in text:
-        for parse in (json.loads, ast.literal_eval):
+        for parse in (json.loads, _literal):
             try:
                 whole = parse(text)
             except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
@@ -404,7 +412,7 @@ def _refuse_answers(rows: _Rows) -> None:
         drop = np.zeros(len(own), dtype=bool)
         for values in columns.values():
             drop |= ~np.isnan(values) & passing
-        log.refused["printed answers"] += int(drop.sum())
+        log.refused[APART] += int(drop.sum())
         log.keep((~drop).tolist())
         rows.own = array("b", own[~drop].tolist())
         rows.near = array("d", np.asarray(rows.near)[~drop].tolist())
@@ -434,7 +442,7 @@ def _take_steps(rows: _Rows) -> None:
                 n != name and 5 <= (~np.isnan(v)).sum() <= 2 * distinct for n, v in columns.items()
             ):
                 del log.columns[name]
-                log.refused["printed answers"] += int(known.sum())
+                log.refused[APART] += int(known.sum())
                 continue
             for where in np.unique(at):
                 here = np.flatnonzero(known & (near == where))

@@ -17,7 +17,7 @@ NAMES = 400  # column names that are remembered for a message
 MOST_NAMES = 20_000  # names whose meaning is remembered
 BARE = ("logs", "metrics", "log", "data", "train", "stats", "values")  # nesting that says nothing
 SETTINGS = re.compile(r"(?:args|config|cfg|hparams|hyper_?parameters|settings)/", re.I)
-BOOLEANS = frozenset({"skipped", "skip"})  # of these true and false are read as NAME/true
+BOOLEANS = frozenset({"skipped", "skip"})  # of these true and false are read as NAME (true)
 
 Row = dict[str, float | int]
 Columns = Mapping[str, str]  # the log's name of a column -> one of our names for it
@@ -169,7 +169,7 @@ def numbers(row: Mapping[object, object], log: Log | None = None) -> Row:
     found: Row = {}
     for name, value in _flat(row):
         if isinstance(value, bool) and name in BOOLEANS:
-            name, value = f"{name}/true", float(value)
+            name, value = f"{name} (true)", float(value)
         known = number(value)
         if known is not None:
             found[name] = known * read_name(name).scale

@@ -16,7 +16,7 @@ from lldlib.doctor.reading.signals import GUESSED, SIGNALS, canonical, read_name
 
 Array = np.ndarray
 ENOUGH = 20  # rows with a reward under which nothing is said
-UNMEASURED = ("entropy", "kl", "kl_old", "learning_rate")  # 0 in every row is no measurement
+UNMEASURED = ("entropy", "kl", "learning_rate")  # 0 in every row is no measurement
 PERCENT = 1.5  # a share over this is a percentage
 RL = Kind("rl")
 GLITCH = 10  # times the usual step, and as many steps, that a lone row must jump to be a misprint
@@ -65,7 +65,7 @@ class Run:
             **short,
         )
 
-    @cached_property
+    @property
     def sure(self) -> "Run":
         """The run without the signals that are guesses, the reward excepted."""
         guesses = self.guessed - {"reward"}
@@ -356,7 +356,7 @@ def _set_names(held: dict[str, Array]) -> str:
 def _zero(ours: str) -> str:
     if ours == "learning_rate":
         return "it is printed with too few decimals, or the policy was not trained"
-    return "not measured"
+    return "taken as not measured"
 
 
 def _tidy(run: Run) -> None:

@@ -84,7 +84,7 @@ SIGNALS: dict[str, Signal] = {
     "no_contrast": Signal(
         "groups of one reward",
         "share",
-        ("frac_reward_zero_std", "frac_zero_std", "skipped/true", "skip/true"),
+        ("frac_reward_zero_std", "frac_zero_std", "skipped (true)", "skip (true)"),
         "no signal: all answers of a group score alike",
     ),
     "contrast": Signal(
