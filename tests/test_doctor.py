@@ -29,8 +29,8 @@ from lldlib.doctor.page import (
     runs_figure,
 )
 from lldlib.doctor.readers import Unreadable, number, read_logs
-from lldlib.doctor.series import run_of
-from lldlib.doctor.signals import SIGNALS, read_name
+from lldlib.doctor.reading.series import run_of
+from lldlib.doctor.reading.signals import SIGNALS, read_name
 
 STEPS = 60
 

@@ -20,8 +20,9 @@ from statistics import fmean, median
 import numpy as np
 
 from lldlib.doctor import judge as rules
+from lldlib.doctor.judging import warnings as ringing
 from lldlib.doctor.readers import Log, Unreadable, read_logs
-from lldlib.doctor.series import ENOUGH, Run, run_of
+from lldlib.doctor.reading.series import ENOUGH, Run, run_of
 from lldlib.files import read_jsonl
 from lldlib.runs.phases import find_collapse, trailing_mean
 
@@ -36,6 +37,7 @@ TUNED = ("-seed0", "-seed1", "-seed2")  # of the atlas: these runs are in its se
 SIDE = ("eval_every", "checkpoint_every", "probe_every", "policy", "steps", "seed")
 RARE = 0.1  # share of living runs in which a warning may ring that is said of a living run
 LLDS = "LLDS, arXiv 2512.04220"
+TOY = "on this project's toy models of 0.4 million weights, not on yours"
 
 
 def main() -> None:
@@ -48,13 +50,13 @@ def main() -> None:
         "made_by": "data/doctor/make_evidence.py",
         "runs": sum(map(len, groups.values())),
         "groups": len(groups),
-        "warnings": {w.name: odds(w, list(groups.values())) for w in rules.WARNINGS},
+        "warnings": {w.name: odds(w, list(groups.values())) for w in ringing.WARNINGS},
         "verdict": verdict_odds(recorded()),
         "remedies": remedies(),
     }
     OUT.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, kept in table["warnings"].items():
-        said = f"use={kept['use']} rare={kept['rare']}  {rules.odds_of(kept)}"
+        said = f"use={kept['use']} rare={kept['rare']}  {ringing.odds_of(kept)}"
         print(f"{name:16} over {kept['threshold']:<5g} {said}")
     print(json.dumps(table["verdict"], indent=1))
 
@@ -131,7 +133,7 @@ def _fingerprint(run: Run) -> str:
 # -- odds ------------------------------------------------------------------------------------------
 
 
-def odds(warning: rules.Warning_, groups: Sequence[list[Run]]) -> dict:
+def odds(warning: ringing.Warning_, groups: Sequence[list[Run]]) -> dict:
     """The threshold, and how it did on each group when it was set on all the others."""
     facts = [[_facts(warning, run) for run in runs] for runs in groups]
     facts = [[f for f in group if f is not None] for group in facts]
@@ -159,7 +161,7 @@ def odds(warning: rules.Warning_, groups: Sequence[list[Run]]) -> dict:
     }
 
 
-def _facts(warning: rules.Warning_, run: Run) -> tuple | None:
+def _facts(warning: ringing.Warning_, run: Run) -> tuple | None:
     """(row of the fall or None, for each threshold the row at which it rings or None)."""
     strength = warning.strength(run)
     if not np.isfinite(strength).any():
@@ -168,7 +170,7 @@ def _facts(warning: rules.Warning_, run: Run) -> tuple | None:
     row = judged.row if judged.verdict in ("collapsed", "degrading") else None
     if judged.verdict == "degrading" and row is None:
         return None
-    return row, {x: rules.first_row(strength, x) for x in warning.grid}
+    return row, {x: ringing.first_row(strength, x) for x in warning.grid}
 
 
 def _ahead(fact: tuple, x: float) -> int | None:
@@ -284,69 +286,61 @@ def remedies() -> dict[str, dict[str, str]]:
         u: outcome(searched(method="grpo", lr="0.001", updates_per_batch=u))
         for u in ("1", "4", "8")
     }
-    bonus = outcome(searched(method="grpo_entropy", lr="0.001", entropy_coef="0.001"))
     hot = study("phase", method="grpo", lr="0.0032") + study("phase", method="llds", lr="0.0032")
     cool = outcome(searched(method="llds", llds_coef="0.5", lr="0.0002"))
     weak = outcome(searched(method="llds", llds_coef="0.2", lr="0.001"))
     table = {
         "llds": (
-            "Add LLDS, which keeps the likelihood of correct answers (weight 0.2; in verl "
-            "policy_loss.loss_mode=llds, in TRL LLDGRPOTrainer)",
-            f"recorded in the atlas at a hot rate, 1e-3: GRPO: {outcome(grpo)}; with LLDS at "
-            f"weight 0.5: {outcome(llds)}, at 0.2: {weak}. At 2e-4: GRPO: {rates['2e-4']}; with "
-            f"LLDS: {cool}. A lower rate alone does more",
+            "Add LLDS, a penalty on likelihood that correct answers lose within a batch (weight "
+            "0.2; in verl policy_loss.loss_mode=llds, in TRL LLDGRPOTrainer)",
+            f"{TOY}: at a hot rate, 1e-3, with GRPO {outcome(grpo)}; with LLDS at "
+            f"weight 0.5 {outcome(llds)}, at 0.2 {weak}. At 2e-4 with GRPO {rates['2e-4']}; "
+            f"with LLDS {cool}. So a lower rate alone does more",
             "one more pass without gradient a batch, and one weight to set",
             f"data/atlas/README.md; {LLDS}",
         ),
         "go back": (
-            "Go back to a checkpoint well before the fall and go on from there with LLDS",
-            branches(),
+            "Go back to a checkpoint well before the fall and go on from there at a fifth of the "
+            "rate",
+            f"{branches()}. On toy models too, a fifth of the rate saved branches "
+            "about as late as LLDS with a new optimizer did, and ended higher by .17 +- .03",
             "the batches since the checkpoint; a branch within a few batches of the fall is late",
-            "data/first_world/README.md",
+            "data/first_world/README.md, data/atlas/controls.md",
         ),
         "lower lr": (
             "Lower the learning rate, to a half or a fifth",
-            f"recorded in the atlas, GRPO at 1e-3: {outcome(grpo)}; "
-            + "; ".join(f"at {rate}: {said}" for rate, said in rates.items()),
+            f"{TOY}: with GRPO at 1e-3 {outcome(grpo)}; "
+            + "; ".join(f"at {rate} {said}" for rate, said in rates.items()),
             "slower learning",
             "data/atlas/README.md",
         ),
         "fewer updates": (
-            "Take fewer optimiser updates from each rollout batch (verl: a larger "
+            "Take fewer updates of more rows from each rollout batch (verl: a larger "
             "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
-            "recorded in the atlas, GRPO at 1e-3, by updates a batch: "
+            f"{TOY}: with GRPO at 1e-3, by updates a batch of 320 rows, "
             + "; ".join(f"{u}: {said}" for u, said in updates.items())
             + f"; 16: {outcome(grpo)}",
             "more rollouts for as many updates",
             "data/atlas/settings.md",
         ),
-        "no entropy bonus": (
-            "Take an entropy bonus out, if there is one",
-            f"recorded in the atlas at 1e-3 with a bonus of 0.001: {bonus}; without: "
-            f"{outcome(grpo)}. So there it was not the cause. Where a rare useful word was "
-            "lost, a strong bonus brought it back (data/sparks)",
-            "none",
-            "data/atlas/methods.md",
-        ),
-        "lp_reg": (
-            "Protect rare but sensible tokens with Lp-Reg, with your clip and KL kept",
-            "recorded in the first world, with GRPO's clip and KL: "
-            f"{outcome(study('methods', method='lp_reg', kl_coef='0.001'))}; without: "
-            f"{outcome(study('methods', method='lp_reg', kl_coef=None))}. The paper reports stable "
-            "training over 3,000 steps on mathematics",
-            "a proxy pass over the whole vocabulary; here it did not save the run",
-            "data/first_world/README.md, data/sparks/README.md; Lp-Reg, arXiv 2510.03222",
+        "more rows": (
+            "Give each update more rows: a larger batch, or more answers a question",
+            f"{TOY}: just before a fall (one seed), with 4 and 16 times as many rows in as many "
+            "updates the correct answers lost a half and a fifth as much likelihood",
+            "more rollouts",
+            "data/atlas/controls.md",
         ),
         "clip gradient": (
             "Clip the gradient norm at 1 and skip updates that are not finite",
-            "noted here: at a clip of 20 one update with a norm in the hundreds ended runs with "
+            f"{TOY}: at a clip of 20 one update with a norm in the hundreds ended runs with "
             "and without LLDS; at 1 to 2 GRPO dipped and came back",
             "none",
             "data/first_world/README.md",
         ),
         "tight budget": (
-            "Give answers a token budget that ends endless ones, and score what is cut as wrong",
-            "noted here: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
+            "Read ten answers that were cut off: raise the token budget if they are sensible; if "
+            "they are endless, score what is cut as wrong",
+            f"{TOY}: with a tight budget endless thoughts fail and are unlearned; DAPO reports "
             "that soft punishment of overlong answers steadies training",
             "answers that need the length",
             "data/first_world/README.md; DAPO, arXiv 2503.14476",
@@ -368,15 +362,15 @@ def remedies() -> dict[str, dict[str, str]]:
         "find signal": (
             "Give the groups contrast: easier questions, more answers a group, a higher "
             "temperature, or drop groups of one reward (DAPO's dynamic sampling)",
-            "a group whose answers score alike has advantage 0; noted here: at temperature 1 one "
-            "of 12 groups was mixed, at 1.5 seven of 8",
+            "a group whose answers score alike has advantage 0; noted here on a model of 135 "
+            "million weights: at temperature 1 one of 12 groups was mixed, at 1.5 seven of 8",
             "more rollouts",
             "data/runs/smollm2/README.md; DAPO, arXiv 2503.14476",
         ),
         "warm start": (
             "Fine-tune on a few hundred good episodes first",
-            "here every run starts from a policy that already solves 0.4 of the tasks; from one "
-            "that solves none GRPO has nothing to prefer",
+            "a policy that solves nothing gives GRPO nothing to prefer; the recorded runs of this "
+            "project all start from one that solves some of its tasks",
             "gold episodes and one short training",
             "data/tiny/README.md, warm start; Search-R1, arXiv 2503.09516",
         ),
@@ -390,8 +384,8 @@ def remedies() -> dict[str, dict[str, str]]:
         "raise lr": (
             "Raise the learning rate (by 3 to 10), or train longer; check that it has not decayed "
             "to 0 and that the adapters are trained",
-            "a KL near 0 says that the policy is still the one it began as",
-            f"a step that is too large ends runs: here at 8 times the rate {outcome(hot)}",
+            "the KL of this log is near 0: the policy is still the one it began as",
+            f"a step that is too large ends runs; {TOY}: at 8 times the rate {outcome(hot)}",
             "this log; data/first_world/README.md",
         ),
         "kl out": (
@@ -404,14 +398,14 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "check reward": (
             "Read twenty answers with the highest reward: does the reward pay for what you want?",
-            "what one part of a reward pays for is learned at the cost of the others",
+            "a policy learns what its reward pays for, whether or not that was meant",
             "none",
             "this log",
         ),
         "keep best": (
             "Keep the checkpoint that is best on the held-out score, and stop there; more, or "
             "fresh, training questions",
-            f"recorded in the first world: {overfit()}",
+            f"{TOY}: {overfit()}",
             "none",
             "data/first_world/README.md",
         ),
@@ -440,7 +434,7 @@ def branches() -> str:
         if fell is not None:
             (late if fell - at < 5 else early).append(end > 0.4)
     return (
-        f"recorded in the first world: of {len(early)} branches with LLDS taken 5 batches or more "
+        f"{TOY}: of {len(early)} branches with LLDS taken 5 batches or more "
         f"before the fall {sum(early)} live; of {len(late)} taken later {sum(late)}"
     )
 

@@ -5,28 +5,16 @@ errors of its own noise. What is said of a log depends on its rows alone, so a l
 the verdict of its prefix.
 """
 
-import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from lldlib.doctor.series import (
-    ENOUGH,
-    Array,
-    Run,
-    Window,
-    break_at,
-    means,
-    noise,
-    trailing,
-    values_of,
-    window_size,
-)
+from lldlib.doctor.judging.levels import HIGH, Level, floor_of, level, slope, split, top_of
+from lldlib.doctor.judging.statistics import break_at, means, noise, window_size
+from lldlib.doctor.judging.vital import Sign, signs
+from lldlib.doctor.reading.series import ENOUGH, Array, Run
 
 Verdict = Literal["healthy", "stagnating", "degrading", "collapsed", "unknown"]
 ORDER: tuple[Verdict, ...] = ("unknown", "healthy", "stagnating", "degrading", "collapsed")
@@ -37,31 +25,16 @@ LOST = 0.6  # ... collapsed
 HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are lost again
 LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
-HIGH = 0.9  # share of the top score at which a run has nothing left to learn
-SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
+SHORT = 100  # rows up to which the line through all of them may show the rise as well
+LINE = 3.0  # standard errors of that line's slope
 FOR_COLLAPSE = 30  # rows with a reward under which a fall is called degrading at most
 CHANCE = -2.3  # log10 of the chance that scores in random order look as collapsed
-DEAD_ROWS = 10  # rows in a row at exactly the lowest score
+DEAD_ROWS = 10  # rows in a row at exactly one score
+SELDOM = 0.25  # share of the rows before that may have had that score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
 HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
 DEAD_ENTROPY = 1e-6  # nats a token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
-
-
-@dataclass(frozen=True)
-class Level:
-    """How a series of scores stands now against its best and its start."""
-
-    first: float
-    best: float
-    best_from: int  # rows with a score: where the best window begins
-    last: float
-    late: float  # mean of the last three tenths
-    lost: float  # share of the best score, over the floor, that is lost now
-    fall: float  # standard errors between best and last
-    rise: float  # standard errors between first and late
-    gain: float  # share of the late score, over the floor, that was won since the start
-    won: float  # share of the best score, over the floor, that was learned since the start
 
 
 @dataclass(frozen=True)
@@ -77,121 +50,79 @@ class Judgement:
 
 
 def judge(run: Run) -> Judgement:
-    """The verdict: of all rules that fire the worst; `unknown` where no rule has enough rows."""
-    rows = run.scored
+    """The verdict: of all rules that fire the worst; `unknown` where no rule has enough rows.
+
+    Only reinforcement learning is judged. A sign of a dead policy makes it collapsed, and a lesser
+    sign never leaves it healthy.
+    """
+    if run.kind.word != "rl":
+        return _not_judged(run)
+    rows, shown = run.scored, signs(run)
     if len(rows) < ENOUGH:
         return _too_short(run, len(rows))
     scores = run.signals["reward"][rows]
-    found = [rule(run, rows, scores) for rule in (_dead_floor, _broken_numbers, _fallen, _held_out)]
+    rules = (_dead_floor, _stuck, _broken_numbers, _fallen, _held_out)
+    found = [rule(run, rows, scores) for rule in rules]
+    found += [_dead(run, sign) for sign in shown if sign.grave == "dead"]
     found = [judgement for judgement in found if judgement is not None]
     if not found:
-        return _standing(run, scores)
+        return _not_over_a_corpse(_standing(run, scores), shown)
     worst = max(ORDER.index(judgement.verdict) for judgement in found)
     alike = [judgement for judgement in found if ORDER.index(judgement.verdict) == worst]
-    return min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
+    first = min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
+    return _on_a_guess(run, first)
+
+
+def _not_judged(run: Run) -> Judgement:
+    """What is no reinforcement learning gets one sentence and no verdict."""
+    said = f"No verdict: {run.kind.says[:1].lower()}{run.kind.says[1:]}, and only reinforcement "
+    tail = "learning is judged here. If a column is a reward, name it: --map reward=COLUMN."
+    return Judgement("unknown", "kind", said + tail)
 
 
 def _too_short(run: Run, count: int) -> Judgement:
-    what = f"{count} row{'s' if count > 1 else ''} with a reward" if count else "no reward column"
+    if count:
+        what = f"{count} row{'s' if count > 1 else ''} with a reward, and a verdict needs {ENOUGH}"
+    else:
+        what = "no reward that is known; name its column: --map reward=COLUMN"
+    return Judgement("unknown", "too short", f"Cannot say: the log has {what}.")
+
+
+def _on_a_guess(run: Run, judged: Judgement) -> Judgement:
+    """A fall of a column that only may be the reward is told, and is no verdict."""
+    name = run.columns["reward"]
+    if "reward" not in run.guessed or "reward" in name.lower() or judged.rule == "dead policy":
+        return judged
+    said = (
+        f"Cannot say: {name} fell, and that it is the reward is a guess. If it is, say so: "
+        f"--map reward={name}."
+    )
+    return Judgement("unknown", "guess", said, judged.evidence)
+
+
+def _dead(run: Run, sign: Sign) -> Judgement:
+    step = float(run.steps[sign.row])
     return Judgement(
-        "unknown",
-        "too short",
-        f"Cannot say: the log has {what}, and a verdict needs {ENOUGH}.",
+        "collapsed",
+        "dead policy",
+        f"Collapsed at {'step' if run.stepped else 'row'} {step:g}: {sign.says}.",
+        (sign.says,),
+        step,
+        sign.row,
     )
 
 
-def floor_of(run: Run, scores: Array) -> float:
-    """The score under which a run cannot fall: 0, or, where scores are negative, a lower one.
-
-    Where the best is over 0 it is 0 or the lowest mean of 5 rows; where all scores are negative the
-    lowest single answer that was logged, or else that mean.
-    """
-    low = float(min(means(scores, 5).min(), 0.0))
-    if scores.max() > 0:
-        return low
-    least = run.signals.get("reward_min")
-    known = least[np.isfinite(least)] if least is not None else np.empty(0)
-    return min(low, float(known.min())) if len(known) else low
-
-
-def level(scores: Array, floor: float) -> Level:
-    """Where the scores stand; windows of a tenth of the rows and of a fifth are compared.
-
-    The fall is the larger of the two windows', so that a slow slide shows as well as a sudden one.
-    """
-    size = window_size(len(scores))
-    spread, rows = noise(scores)
-    deepest: tuple[float, Window, float] | None = None
-    for width in (size, 2 * size):
-        mean = means(scores, width)
-        end = int(np.argmax(mean))
-        error = max(spread * math.sqrt(2 * rows / width), 1e-12)
-        if deepest is None or (mean[end] - mean[-1]) / error > deepest[0]:
-            fall = (mean[end] - mean[-1]) / error
-            deepest = fall, Window(float(mean[end]), error, end + width - 1), width
-    fall, best, width = deepest
-    last, late_rows = float(scores[-size:].mean()), max(size, int(0.3 * len(scores)))
-    first, late = float(scores[:size].mean()), float(scores[-late_rows:].mean())
-    error = max(spread * math.sqrt(rows / size + rows / late_rows), 1e-12)
-    room = max(best.mean - floor, 1e-12)
-    return Level(
-        first=first,
-        best=best.mean,
-        best_from=best.end - int(width) + 1,
-        last=last,
-        late=late,
-        lost=(best.mean - last) / room,
-        fall=fall,
-        rise=(late - first) / error,
-        gain=(late - first) / max(late - floor, 1e-12),
-        won=(best.mean - first) / room,
-    )
-
-
-def by_chance(before: Array, after: Array, middle: float, cuts: float | int) -> float:
-    """Log10 of the chance that scores in random order part as well as these two stretches do.
-
-    Counted are the scores over `middle` in each (hypergeometric), times the `cuts` that could have
-    been chosen. 0 or more says nothing, and is given where the stretches overlap much.
-    """
-    if not len(before) or not len(after):
-        return 0.0
-    over, left = int((before > middle).sum()), int((after > middle).sum())
-    if over < SIDES * len(before) or left > (1 - SIDES) * len(after):
-        return 0.0
-    n, m, high = len(before), len(after), over + left
-    ways = [
-        _log_choose(n, k) + _log_choose(m, high - k)
-        for k in range(over, min(n, high) + 1)
-        if high - k <= m
-    ]
-    top = max(ways)
-    chance = top + math.log(sum(math.exp(w - top) for w in ways)) - _log_choose(n + m, high)
-    return (chance + math.log(cuts)) / math.log(10)
-
-
-def split(scores: Array, now: Level) -> tuple[int, float]:
-    """(first row after the fall, log10 of the chance of it) for the clearer of two stories.
-
-    Either the scores changed from one level to another at once, or they slid, and then the fall is
-    where a mean of 5 was last over the middle.
-    """
-    middle, n = (now.best + now.last) / 2, len(scores)
-    sudden = now.best_from + break_at(scores[now.best_from :])
-    over = np.flatnonzero(means(scores, 5) > middle)
-    slid = min(int(over[-1]) + 5, n - 1) if len(over) else sudden
-    best = scores[now.best_from : now.best_from + 2 * window_size(n)]
-    stories = [
-        (by_chance(scores[:sudden], scores[sudden:], middle, n), sudden),
-        (by_chance(scores[now.best_from : sudden], scores[sudden:], middle, n * n / 2), sudden),
-        (by_chance(best[: slid - now.best_from], scores[slid:], middle, n * n / 2), slid),
-    ]
-    chance, begin = min(stories, key=lambda story: story[0])
-    return begin, chance
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+def _not_over_a_corpse(judged: Judgement, shown: list[Sign]) -> Judgement:
+    """A healthy verdict is not given over a policy that shows no life."""
+    grave = [sign for sign in shown if sign.grave == "lifeless"]
+    if judged.verdict != "healthy" or not grave:
+        return judged
+    broke = [sign for sign in grave if sign.key in ("numbers", "ended")]
+    verdict: Verdict = "degrading" if broke else "stagnating"
+    sign = (broke or grave)[0]
+    had = "is near its top" if judged.rule == "at the top" else "rose"
+    sentence = f"{verdict.capitalize()}: the reward {had}, but {sign.says}."
+    return replace(judged, verdict=verdict, rule="no life", sentence=sentence)
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -215,6 +146,30 @@ def _dead_floor(run: Run, rows: Array, scores: Array) -> Judgement | None:
         "dead floor",
         f"Collapsed at step {step:g}: every answer scores the lowest.",
         (f"{said}; {before}",),
+        float(step),
+        int(rows[begin]),
+    )
+
+
+def _stuck(run: Run, rows: Array, scores: Array) -> Judgement | None:
+    """Scores that had moved are exactly constant, far under their best."""
+    moved = np.flatnonzero(scores != scores[-1])
+    if not len(moved):
+        return None
+    begin = int(moved[-1]) + 1
+    stuck, head = len(scores) - begin, scores[:begin]
+    if stuck < DEAD_ROWS or begin < ENOUGH or np.mean(head == scores[-1]) > SELDOM:
+        return None
+    best, low, here = float(means(head, 5).max()), float(scores.min()), float(scores[-1])
+    far = best - here > (HALF + 1e-9) * (best - min(low, 0.0))
+    if not far or here >= np.median(head):
+        return None
+    step = run.steps[rows[begin]]
+    return Judgement(
+        "collapsed",
+        "stuck",
+        f"Collapsed at step {step:g}: every row scores exactly {here:g}, far under the best.",
+        (f"the best mean of 5 rows was {best:.3g}; {stuck} rows in a row are exactly {here:g}",),
         float(step),
         int(rows[begin]),
     )
@@ -369,11 +324,49 @@ def _standing(run: Run, scores: Array) -> Judgement:
             "Healthy: the reward is near its top and holds.",
             (f"{said}; the top is {top:g}", *dip),
         )
+    return (
+        _by_all_rows(run, scores, now, said)
+        or _by_heldout(run, said)
+        or Judgement(
+            "stagnating",
+            "no trend",
+            "Stagnating: the reward neither rises nor falls by more than its noise.",
+            (f"{said}: {now.rise:+.1f} standard errors; {RISEN:g} would be a trend", *dip),
+        )
+    )
+
+
+def _by_all_rows(run: Run, scores: Array, now: Level, said: str) -> Judgement | None:
+    """A rise that a short log shows only in all of its rows together."""
+    line = slope(scores) if len(scores) <= SHORT else 0.0
+    if line < LINE or now.gain < GAIN:
+        return None
     return Judgement(
-        "stagnating",
-        "no trend",
-        "Stagnating: the reward neither rises nor falls by more than its noise.",
-        (f"{said}: {now.rise:+.1f} standard errors; {RISEN:g} would be a trend", *dip),
+        "healthy",
+        "learned slowly",
+        "Healthy: the reward rises slowly but steadily.",
+        (f"{said}; the line through all {len(scores)} rows rises by {line:.1f} standard errors",),
+    )
+
+
+def _by_heldout(run: Run, said: str) -> Judgement | None:
+    """A held-out score that rose counts for a run whose training reward does not move."""
+    values = run.heldout[np.isfinite(run.heldout)]
+    if len(values) < HELDOUT_POINTS:
+        return None
+    first, last = float(values[:3].mean()), float(values[-3:].mean())
+    line = slope(values)
+    if line < LINE or last - first < GAIN * abs(last):
+        return None
+    return Judgement(
+        "healthy",
+        "held-out rise",
+        "Healthy: the held-out score rises by more than its noise; the training reward does not.",
+        (
+            f"held-out score ({run.heldout_name}): {first:.3g} at the start, {last:.3g} lately, "
+            f"{line:.1f} standard errors over {len(values)} evaluations",
+            said,
+        ),
     )
 
 
@@ -389,216 +382,3 @@ def _dip(run: Run, scores: Array, floor: float) -> tuple[str, ...]:
         return ()
     step = run.steps[run.scored[low + window_size(len(scores)) - 1]]
     return (f"it fell from {best[low]:.3g} to {mean[low]:.3g} by step {step:g} and came back",)
-
-
-def top_of(run: Run, scores: Array) -> float | None:
-    """The highest score that can be had, where the log tells it: of single answers, or 1."""
-    most = run.signals.get("reward_max")
-    known = most[np.isfinite(most)] if most is not None else np.empty(0)
-    if len(known):
-        return float(known.max())
-    return 1.0 if 0.5 < scores.max() <= 1.0 and scores.min() >= 0 else None
-
-
-# -- warnings --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Warning_:
-    """A rule that can ring before the score falls; it looks back only."""
-
-    name: str
-    says: str  # with {x} for the threshold
-    strength: Callable[[Run], Array]  # a row's size of the sign; it rings over the threshold
-    grid: tuple[float, ...]  # thresholds that were tried
-
-
-START = 5  # rows at the start that no warning watches
-
-
-def _over_lowest(values: Array) -> Array:
-    mean = trailing(values)
-    mean[:START] = np.nan
-    lowest = np.fmin.accumulate(mean)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(lowest > 0, mean / lowest, np.nan)
-
-
-def _under_highest(values: Array) -> Array:
-    mean = trailing(values)
-    mean[:START] = np.nan
-    highest = np.fmax.accumulate(mean)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(mean > 0, highest / mean, np.where(highest > 0, np.inf, np.nan))
-
-
-def _over_median(values: Array, held: int = 1) -> Array:
-    """Trailing mean of `held` rows over the median of the rows up to 5 before it.
-
-    The median is taken anew whenever a twentieth more rows are known, to be fast on long logs.
-    """
-    now, out = trailing(values, held), np.full(len(values), np.nan)
-    known = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-    counts = np.concatenate([[0], np.cumsum(~np.isnan(known))])
-    taken, usual = 0, math.nan
-    for t in range(2 * START, len(values)):
-        count = int(counts[t - START + 1])
-        if count >= START and count >= 1.05 * taken:
-            taken, usual = count, float(np.nanmedian(known[: t - START + 1]))
-        out[t] = now[t] / usual
-    return out
-
-
-def _over_early(values: Array) -> Array:
-    """Trailing mean over the median of the first 10 rows."""
-    out = np.full(len(values), np.nan)
-    early = values[:10][np.isfinite(values[:10])]
-    if len(early) >= START and np.median(early) != 0:
-        out[10:] = (trailing(values) / np.median(early))[10:]
-    return out
-
-
-def _probe_fall(run: Run) -> Array:
-    """Nats a token that fixed correct answers lost within 10 rows, by means of 3."""
-    mean, out = trailing(values_of(run, "probe"), 3), np.full(len(run.steps), np.nan)
-    out[10:] = mean[:-10] - mean[10:]
-    return out
-
-
-def _reward_fall(run: Run) -> Array:
-    """Standard errors that the last 5 scores lie under the best 5 so far, from row 15 on."""
-    out, rows = np.full(len(run.steps), np.nan), run.scored
-    if len(rows) < 15:
-        return out
-    scores = run.signals["reward"][rows]
-    gaps = np.abs(np.diff(scores)) / 1.128  # mean range of two -> standard deviation
-    spread = np.cumsum(gaps)[3:] / np.arange(4, len(scores))
-    mean = means(scores, 5)
-    fall = np.maximum.accumulate(mean) - mean
-    out[rows[4:]] = fall / np.maximum(spread * math.sqrt(2 / 5), 1e-12)
-    out[: rows[14]] = np.nan
-    return out
-
-
-WARNINGS = (
-    Warning_(
-        "probe falls",
-        "fixed correct answers lost {x:g} nats a token within 10 rows",
-        _probe_fall,
-        (0.5, 0.7, 0.85, 1.0, 1.5),
-    ),
-    Warning_(
-        "updates cost",
-        "the updates took {x:g} nats a token from correct answers, mean of 5 rows",
-        lambda run: -trailing(values_of(run, "displacement")),
-        (0.04, 0.06, 0.08, 0.1, 0.15),
-    ),
-    Warning_(
-        "too sure",
-        "the batch's correct answers are surer than at the start: 1/{x:g} of the nats",
-        lambda run: 1 / np.maximum(_over_early(values_of(run, "likelihood")), 1e-12),
-        (3.0, 4.0, 5.0, 6.0, 8.0),
-    ),
-    Warning_(
-        "entropy up",
-        "entropy is {x:g} times its lowest so far",
-        lambda run: _over_lowest(values_of(run, "entropy")),
-        (1.3, 1.5, 2.0, 3.0, 4.0),
-    ),
-    Warning_(
-        "entropy down",
-        "entropy is 1/{x:g} of its highest so far",
-        lambda run: _under_highest(values_of(run, "entropy")),
-        (3.0, 4.0, 5.0, 7.0, 10.0, 30.0),
-    ),
-    Warning_(
-        "gradient spike",
-        "a gradient norm is {x:g} times the median of all before",
-        lambda run: _over_median(values_of(run, "grad_norm")),
-        (3.0, 5.0, 10.0, 20.0, 50.0),
-    ),
-    Warning_(
-        "KL up",
-        "the KL is {x:g} times the median of all before",
-        lambda run: _over_median(values_of(run, "kl"), 3),
-        (5.0, 10.0, 20.0, 50.0, 100.0),
-    ),
-    Warning_(
-        "longer answers",
-        "answers are {x:g} times as long as at the start",
-        lambda run: _over_early(values_of(run, "length")),
-        (1.2, 1.3, 1.5, 2.0, 3.0),
-    ),
-    Warning_(
-        "shorter answers",
-        "the longest answers so far were {x:g} times as long",
-        lambda run: _under_highest(values_of(run, "length")),
-        (1.3, 1.5, 2.0, 3.0),
-    ),
-    Warning_(
-        "reward slips",
-        "the reward is {x:g} standard errors under its best",
-        _reward_fall,
-        (4.0, 5.0, 6.0, 7.0, 8.0, 10.0),
-    ),
-)
-
-
-@cache
-def evidence() -> dict[str, Any]:
-    """The table that travels with the package: thresholds, odds and what remedies did."""
-    text = files("lldlib.doctor").joinpath("evidence.json").read_text(encoding="utf-8")
-    return json.loads(text)
-
-
-@dataclass(frozen=True)
-class Ring:
-    """A warning that rang."""
-
-    name: str
-    says: str
-    row: int
-    odds: str
-
-
-def first_row(strength: Array, threshold: float) -> int | None:
-    """The first row whose sign is over the threshold."""
-    over = np.flatnonzero(strength > threshold)
-    return int(over[0]) if len(over) else None
-
-
-WHILE_LEARNING = ("entropy up", "entropy down", "longer answers", "shorter answers", "too sure")
-NOW = 10  # rows at the end in which a warning must ring to be said of a run that lives
-
-
-def rings(run: Run, judged: Judgement) -> list[Ring]:
-    """The warnings that rang, the earliest first.
-
-    Of a run that fell those ahead of the fall; of one that lives only those that ring now and have
-    seldom rung in runs that lived.
-    """
-    fell = judged.verdict in ("degrading", "collapsed")
-    found = []
-    for warning in WARNINGS if judged.verdict != "unknown" else ():
-        if judged.verdict == "healthy" and warning.name in WHILE_LEARNING:
-            continue
-        kept = evidence()["warnings"].get(warning.name, {"use": False})
-        if not kept["use"] or not (fell or kept["rare"]):
-            continue
-        strength = warning.strength(run)
-        row = first_row(strength, kept["threshold"])
-        loud = np.nanmax(strength[-NOW:], initial=-np.inf) > kept["threshold"]
-        ahead = judged.row is not None and row is not None and row < judged.row
-        if row is not None and (ahead if fell else loud):
-            says = warning.says.format(x=kept["threshold"])
-            found.append(Ring(warning.name, says, row, odds_of(kept)))
-    return sorted(found, key=lambda ring: ring.row)
-
-
-def odds_of(kept: dict[str, Any]) -> str:
-    """What a warning's record says, each run left out when its threshold was set."""
-    return (
-        f"over {kept['fell'] + kept['lived']} recorded runs, each left out in turn: it rang before "
-        f"{kept['warned']} of {kept['fell']} falls (median lead {kept['lead']:g} rows), and in "
-        f"{kept['false']} of {kept['lived']} runs that lived"
-    )

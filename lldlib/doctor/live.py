@@ -26,6 +26,7 @@ from lldlib.doctor.page import (
     table_text,
     write_pages,
 )
+from lldlib.doctor.pages.drop import CLASS, SCRIPT
 from lldlib.doctor.readers import Unreadable, number
 
 log = logging.getLogger(__name__)
@@ -285,7 +286,10 @@ def upload_widget(height: int = 900) -> Any:
         page.value = "".join(frame(as_html(one), height) for one in found)
 
     field.observe(dropped, "value")
-    return ipywidgets.VBox([field, said, page])
+    hint = ipywidgets.HTML("or drop it in this box.")
+    script = {"output_type": "display_data", "data": {"text/html": SCRIPT}, "metadata": {}}
+    parts = [ipywidgets.HBox([field, hint]), said, page, ipywidgets.Output(outputs=(script,))]
+    return ipywidgets.VBox(parts).add_class(CLASS)
 
 
 def frame(text: str, height: int) -> str:

@@ -33,8 +33,18 @@ def page():
         browser.close()
 
 
+DROP = """(text) => {
+  const files = new DataTransfer();
+  files.items.add(new File([text], "my run.log"));
+  const box = document.querySelector(".lldlib-drop");
+  const event = {bubbles: true, cancelable: true, dataTransfer: files};
+  box.dispatchEvent(new DragEvent("drop", event));
+}"""
+
+
+@pytest.mark.parametrize("way", ["chosen", "dropped"])
 @pytest.mark.parametrize("kind", SERVERS)
-def test_a_dropped_log_shows_its_page(kind, page, tmp_path):
+def test_a_log_that_is_chosen_or_dropped_shows_its_page(kind, way, page, tmp_path):
     log = tmp_path / "my run.log"
     scores = [0.2 + t / 60 + 0.02 * (t % 3) if t < 40 else 0.01 * (t % 2) for t in range(60)]
     lines = [f"step:{t} - critic/score/mean:{s} - actor/entropy:0.5" for t, s in enumerate(scores)]
@@ -50,9 +60,13 @@ def test_a_dropped_log_shows_its_page(kind, page, tmp_path):
             page.wait_for_function(f"() => {ready}?.connectionStatus == 'connected'")
             page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
         page.locator(".jupyter-widgets.widget-upload").wait_for()
-        with page.expect_file_chooser() as chooser:
-            page.locator(".jupyter-widgets.widget-upload").click()
-        chooser.value.set_files(log)
+        if way == "chosen":
+            with page.expect_file_chooser() as chooser:
+                page.locator(".jupyter-widgets.widget-upload").click()
+            chooser.value.set_files(log)
+        else:
+            page.wait_for_function("() => window.lldlibDrop")
+            page.evaluate(DROP, log.read_text())
         inner = page.frame_locator("iframe[title=diagnosis]")
         inner.locator(".verdict").wait_for()
         assert "Collapsed at step 40" in inner.locator(".verdict").inner_text()

@@ -1,29 +1,47 @@
-"""Which known pattern a run resembles, each by a rule with its evidence, and what to try next.
+"""Which known pattern a run resembles, each by a rule with its evidence.
 
 A pattern that explains a fall must show where the fall is: a sign that was there long before, or
-that came long after, explains nothing. What a remedy did is read from `evidence.json`.
+that came long after, explains nothing. Columns that are guesses by their name are not looked at.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from lldlib.doctor.judge import (
-    SURE,
-    Judgement,
-    blown,
-    evidence,
-    floor_of,
-    heldout_level,
-    level,
-)
-from lldlib.doctor.series import ENOUGH, Run, noise, trailing, values_of, window_size
+from lldlib.doctor.judge import SURE, Judgement, blown, heldout_level
+from lldlib.doctor.judging.levels import floor_of, level
+from lldlib.doctor.judging.statistics import noise, trailing, values_of, window_size
+from lldlib.doctor.reading.series import ENOUGH, Run
 
 FELL = ("degrading", "collapsed")
-LIVES = ("learned", "at the top", "no trend", "held-out fall")  # the training reward did not fall
+LIVES = (  # rules under which the training reward did not fall
+    *("learned", "learned slowly", "at the top", "no trend", "no life", "held-out rise"),
+    "held-out fall",
+)
+SAME = 0.8  # share of the rows with one score from which on nothing is told apart
+MOST = 0.5  # share of the rows
+CUT = 0.9  # share of the answers that are cut off
+BABBLE = 2.5  # nats a token
+STILL_KL = 0.005  # nats a token under which a policy is still its reference
+ROUNDING = 1e-3  # nats a token by which a KL estimate may go under 0
+TOOL_SHARE, TOOL_NOISE = 0.8, 4.0  # of the fall in one step; standard deviations of a row
+STEADY = 3.0  # factor within which a signal did not move
+MOVED = 0.3  # share by which a tool's signal must move
+DISPLACED = 0.5  # nats a token
+UP, UP_BY = 2.0, 0.3  # factor of the entropy, and nats a token
+DOWN, DOWN_TO, GONE = 0.2, 0.2, 0.35  # share of the entropy's start, nats a token, share before
+LONGER, CUT_BY = 1.8, 0.3  # factor of the length, and share of the answers
+SHORTER, ONE_TOKEN = 0.1, 3.0  # share of the length, and tokens
+FORMAT_LEFT, INVALID_UP, INVALID_BY = 0.6, 3.0, 0.3
+SPIKE, SPIKES, ONE_SPIKE = 4.0, 2, 10.0  # times the usual norm; how many; times for a single one
+KL_UP, KL_FALL, KL_LIVE = 5.0, 0.5, 1.0  # factor; nats a token at a fall, and without one
+SHAPED_BY = 0.05  # reward
+FAR_START = 0.3  # nats a token
+HELD_LOST, PART_LOST = 0.3, 0.4  # share of the best
+GAP_UP, GAP = 5.0, 0.05  # factor, nats a token
+NEAR = 3  # steps
 
 
 @dataclass(frozen=True)
@@ -99,9 +117,9 @@ class Scene:
 
 def patterns(run: Run, judged: Judgement) -> list[Pattern]:
     """The patterns that the log shows; none where too few rows were read."""
-    if judged.verdict == "unknown" and not len(blown(run)):
+    if run.kind.word != "rl" or (judged.verdict == "unknown" and not len(blown(run))):
         return []
-    scene = Scene(run, judged)
+    scene = Scene(run.sure, judged)
     found = []
     for key, (title, rule, check) in PATTERNS.items():
         if judged.verdict == "unknown" and key != "numbers":
@@ -135,7 +153,7 @@ def _no_signal(s: Scene) -> str:
     scores = s.run.signals["reward"][s.run.scored]
     flat, said = np.abs(np.diff(scores)) < 1e-12, []
     same = float(np.mean(scores == np.median(scores)))
-    if same > 0.8:
+    if same > SAME:
         said.append(f"the score is {np.median(scores):g} in {100 * same:.0f} % of the rows")
     for name, value, what in (
         ("reward_std", 0.0, "answers of a group score alike"),
@@ -145,29 +163,31 @@ def _no_signal(s: Scene) -> str:
         values = values_of(s.run, name)
         values = values[np.isfinite(values)]
         share = float(np.mean(np.abs(values - value) < 1e-9)) if len(values) >= ENOUGH else 0.0
-        if share > 0.5:
+        if share > MOST:
             said.append(f"{what} in {100 * share:.0f} % of the rows")
-    return "; ".join(said) if said and (flat.mean() > 0.5 or len(said) > 1) else ""
+    return "; ".join(said) if said and (flat.mean() > MOST or len(said) > 1) else ""
 
 
 def _broken_start(s: Scene) -> str:
     if s.fell or s.judged.verdict == "healthy":
         return ""
     said = []
-    if min(s.early("clipped"), s.late("clipped")) >= 0.9:
+    if min(s.early("clipped"), s.late("clipped")) >= CUT:
         said.append(f"{100 * s.early('clipped'):.0f} % of the answers are cut off from the start")
-    if min(s.early("entropy"), s.late("entropy")) >= 2.5:
+    if min(s.early("entropy"), s.late("entropy")) >= BABBLE:
         said.append(f"entropy is {s.early('entropy'):.2g} nats a token from the start")
     return "; ".join(said)
 
 
 def _hardly_moves(s: Scene) -> str:
     kl = s.late("kl")
-    if s.judged.verdict != "stagnating" or not 0 <= kl < 0.005 or s.early("kl") > kl + 1e-3:
+    if s.judged.rule != "no trend" or not -ROUNDING <= kl < STILL_KL:
+        return ""
+    if s.early("kl") > kl + ROUNDING:
         return ""
     if "kl" not in s.run.signals or s.run.columns["kl"] == "actor/reward_kl_penalty":
         return ""
-    return f"{s.run.columns['kl']} is still {kl:.2g} nats a token at the end"
+    return f"{s.run.columns['kl']} is still {max(kl, 0.0):.2g} nats a token at the end"
 
 
 def _tool_died(s: Scene) -> str:
@@ -179,7 +199,7 @@ def _tool_died(s: Scene) -> str:
     if i < 5 or now.best <= now.last:
         return ""
     jump = float(np.median(scores[i - 5 : i]) - np.median(scores[i : i + 5]))
-    if jump < 0.8 * (now.best - now.last) or jump < 4 * noise(scores)[0]:
+    if jump < TOOL_SHARE * (now.best - now.last) or jump < TOOL_NOISE * noise(scores)[0]:
         return ""
     steady = [n for n in ("entropy", "grad_norm", "kl") if _steady(s, n)]
     measured = [n for n in ("entropy", "grad_norm", "kl") if s.before(n) == s.before(n)]
@@ -191,8 +211,8 @@ def _tool_died(s: Scene) -> str:
         return ""
     kept = ", ".join(s.run.columns[n] for n in steady)
     return (
-        f"in one step ({s.steps(s.at)}) {100 * jump / (now.best - now.last):.0f} % of the fall is "
-        f"done; {kept} did not move; {'; '.join(moved[:4])}"
+        f"in one step ({s.steps(s.at)}) {min(100 * jump / (now.best - now.last), 100):.0f} % of "
+        f"the fall is done; {kept} did not move; {'; '.join(moved[:4])}"
     )
 
 
@@ -210,12 +230,12 @@ def _near(s: Scene, name: str, width: int = 5) -> tuple[float, float]:
 
 def _steady(s: Scene, name: str) -> bool:
     a, b = _near(s, name)
-    return bool(a == a and b == b and 1 / 3 <= (abs(b) + 1e-9) / (abs(a) + 1e-9) <= 3)
+    return bool(a == a and b == b and 1 / STEADY <= (abs(b) + 1e-9) / (abs(a) + 1e-9) <= STEADY)
 
 
 def _moved(s: Scene, name: str) -> str:
     a, b = _near(s, name)
-    if a != a or b != b or abs(b - a) < 0.3 * max(abs(a), 1e-9):
+    if a != a or b != b or abs(b - a) < MOVED * max(abs(a), 1e-9):
         return ""
     return f"{s.run.columns[name]} went from {a:.3g} to {b:.3g}"
 
@@ -236,10 +256,12 @@ def _displacement(s: Scene) -> str:
     lost = float(-np.nansum(np.minimum(moved, 0))) if np.isfinite(moved).any() else 0.0
     known = probe[: s.at + 1][np.isfinite(probe[: s.at + 1])]
     fall = float(known[:5].max() - known[-3:].mean()) if len(known) > 8 else 0.0
-    if not s.fell or (lost < 0.5 and fall < 0.5):
+    if not s.fell or (lost < DISPLACED and fall < DISPLACED):
         return ""
-    said = [f"correct answers lost {lost:.2g} nats a token by the updates"] if lost >= 0.5 else []
-    if fall >= 0.5:
+    said = []
+    if lost >= DISPLACED:
+        said.append(f"correct answers lost {lost:.2g} nats a token by the updates")
+    if fall >= DISPLACED:
         said.append(f"fixed correct answers lost {fall:.2g} nats a token")
     return f"up to the fall {' and '.join(said)}"
 
@@ -250,7 +272,7 @@ def _entropy_up(s: Scene) -> str:
     low, high = s.before("entropy"), s.peak("entropy")
     if not s.fell:
         low, high = s.early("entropy"), s.late("entropy")
-    if high == high and high >= 2 * low and high - low >= 0.3:
+    if high == high and high >= UP * low and high - low >= UP_BY:
         return f"{s.run.columns['entropy']} rose from {low:.3g} to {high:.3g} nats a token"
     return ""
 
@@ -262,8 +284,8 @@ def _entropy_down(s: Scene) -> str:
     near = values_of(s.run, "entropy")[max(s.at - 2 * s.size, 0) : s.at]
     near = near[np.isfinite(near)]
     falls_there = not s.fell or (len(near) > 2 and end < 0.5 * float(np.median(near[:3])))
-    gone = s.fell and s.before("entropy") <= 0.35 * start and end <= 0.2 * start
-    if end == end and end <= 0.2 * start and end < 0.2 and (falls_there or gone):
+    gone = s.fell and s.before("entropy") <= GONE * start and end <= DOWN * start
+    if end == end and end <= DOWN * start and end < DOWN_TO and (falls_there or gone):
         if s.fell and not falls_there and _tool_died(s):
             return ""
         return f"{s.run.columns['entropy']} fell from {start:.3g} to {end:.2g} nats a token"
@@ -276,9 +298,9 @@ def _longer(s: Scene) -> str:
     a, b = s.before("length"), s.peak("length")
     cut_a, cut_b = s.before("clipped"), s.peak("clipped")
     said = []
-    if b >= 1.8 * a:
+    if b >= LONGER * a:
         said.append(f"answers grew from {a:.0f} to {b:.0f} tokens")
-    if cut_b - cut_a >= 0.3:
+    if cut_b - cut_a >= CUT_BY:
         said.append(f"cut-off answers went from {100 * cut_a:.0f} to {100 * cut_b:.0f} %")
     return " and ".join(said)
 
@@ -290,17 +312,18 @@ def _shorter(s: Scene) -> str:
         return ""
     a, b = float(np.median(known[:5])), s.late("length")
     a = max(a, s.before("length")) if s.at > 10 else a
-    return f"answers shrank from {a:.0f} to {b:.3g} tokens" if b <= 0.1 * a or b <= 3 < a else ""
+    short = b <= SHORTER * a or b <= ONE_TOKEN < a
+    return f"answers shrank from {a:.0f} to {b:.3g} tokens" if short else ""
 
 
 def _format(s: Scene) -> str:
     if not s.fell:
         return ""
     a, b = s.before("valid_format"), s.peak("valid_format", -1)
-    if a > 0 and b <= 0.6 * a:
+    if a > 0 and b <= FORMAT_LEFT * a:
         return f"{s.run.columns['valid_format']} fell from {a:.3g} to {b:.3g}"
     a, b = s.before("invalid"), s.peak("invalid")
-    if b > 3 * a + 0.3:
+    if b > INVALID_UP * a + INVALID_BY:
         return f"{s.run.columns['invalid']} rose from {a:.3g} to {b:.3g}"
     return ""
 
@@ -315,11 +338,11 @@ def _spikes(s: Scene) -> str:
     if len(past) < 5 or not len(ahead):
         return ""
     usual = float(np.median(past))
-    high = int((ahead > 4 * usual).sum())
-    if high < 2 and ahead.max() < 10 * usual:
+    high = int((ahead > SPIKE * usual).sum())
+    if high < SPIKES and ahead.max() < ONE_SPIKE * usual:
         return ""
     return (
-        f"before the fall {max(high, 1)} gradient norms over {4 * usual:.3g}, up to "
+        f"before the fall {max(high, 1)} gradient norms over {SPIKE * usual:.3g}, up to "
         f"{ahead.max():.3g}; {usual:.3g} was usual"
     )
 
@@ -333,7 +356,7 @@ def _kl_ran(s: Scene) -> str:
         return ""
     a = s.before("kl") if s.fell else float(np.median(known[: s.size]))
     b = s.peak("kl") if s.fell else s.late("kl")
-    if b >= max(5 * abs(a), 0.5 if s.fell else 1.0):
+    if b >= max(KL_UP * abs(a), KL_FALL if s.fell else KL_LIVE):
         return f"{s.run.columns['kl']} rose from {a:.3g} to {b:.3g} nats a token"
     return ""
 
@@ -347,7 +370,7 @@ def _kl_in_reward(s: Scene) -> str:
     if len(old) < 3 or len(new) < 3:
         return ""
     a, b = float(np.median(old[-20:])), float(np.median(new))
-    if b - a <= 2 * float(np.std(new)) or b - a < 0.05:
+    if b - a <= 2 * float(np.std(new)) or b - a < SHAPED_BY:
         return ""
     return (
         f"{s.run.columns['shaped_reward']} rose from {a:.3g} to {b:.3g} while "
@@ -355,12 +378,12 @@ def _kl_in_reward(s: Scene) -> str:
     )
 
 
-KL_OF_REFERENCE = ("kl", "train/kl", "actor/kl_loss", "objective/kl", "kl/reference")
+KL_OF_REFERENCE = ("kl", "train/kl", "actor/kl_loss", "kl/reference")
 
 
 def _reference(s: Scene) -> str:
     start = s.early("kl")
-    if s.fell or s.judged.verdict == "healthy" or not start >= 0.3:
+    if s.fell or s.judged.verdict == "healthy" or not start >= FAR_START:
         return ""
     if s.run.columns["kl"] not in KL_OF_REFERENCE:
         return ""
@@ -369,7 +392,7 @@ def _reference(s: Scene) -> str:
 
 def _held_out_falls(s: Scene) -> str:
     found = heldout_level(s.run)
-    if found is None or found[2] < 0.3 or s.judged.rule not in LIVES:
+    if found is None or found[2] < HELD_LOST or s.judged.rule not in LIVES:
         return ""
     scores = s.run.signals["reward"][s.run.scored]
     if level(scores, floor_of(s.run, scores)).fall >= SURE:
@@ -387,7 +410,7 @@ def _parts(s: Scene) -> str:
         if len(known) < 2 * ENOUGH or known.max() - known.min() < 1e-9:
             continue
         now = level(known, min(0.0, float(known.min())))
-        if now.fall >= SURE + 1 and now.lost >= 0.4:
+        if now.fall >= SURE + 1 and now.lost >= PART_LOST:
             falls.append(f"{name} fell from {now.best:.3g} to {now.last:.3g}")
         elif now.rise >= SURE + 1:
             rises.append(f"{name} rose from {now.first:.3g} to {now.late:.3g}")
@@ -398,7 +421,7 @@ def _at_resume(s: Scene) -> str:
     if not s.fell or s.judged.row is None:
         return ""
     step = s.run.steps[s.at]
-    near = [r for r in s.run.resumed if abs(r - step) <= 3]
+    near = [r for r in s.run.resumed if abs(r - step) <= NEAR]
     return (
         f"the run was resumed at step {near[0]:g}, and the fall is at step {step:g}" if near else ""
     )
@@ -406,7 +429,7 @@ def _at_resume(s: Scene) -> str:
 
 def _sampler(s: Scene) -> str:
     a, b = s.before("sampler_gap"), s.peak("sampler_gap")
-    if s.fell and b >= 5 * abs(a) and b >= 0.05:
+    if s.fell and b >= GAP_UP * abs(a) and b >= GAP:
         return f"{s.run.columns['sampler_gap']} rose from {a:.2g} to {b:.2g}"
     return ""
 
@@ -420,22 +443,22 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
     "resume": ("A break at a resume", "the fall lies within 3 steps of a resume", _at_resume),
     "numbers": (
-        "Numerical blow-up",
+        "The numbers blew up: a gradient, KL or loss that is no number any more",
         "gradient norm, KL or loss not finite, or 10,000 times its median and over 1,000",
         _numbers_broke,
     ),
     "no signal": (
-        "No signal at all",
+        "Nothing to learn from: the answers of a group all score alike",
         "score, spread or gradient constant in most rows",
         _no_signal,
     ),
     "broken start": (
-        "Broken from the start",
+        "The answers were broken before training began",
         "nine tenths of the answers cut off, or entropy over 2.5 nats, at the start and the end",
         _broken_start,
     ),
     "hardly moves": (
-        "The policy hardly moves",
+        "The policy hardly moves from where it began",
         "no trend, and a KL to the reference under 0.005 nats a token at the end",
         _hardly_moves,
     ),
@@ -445,43 +468,47 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
         _reference,
     ),
     "kl in reward": (
-        "A KL penalty inside the reward",
+        "The policy serves the KL penalty that is hidden in the reward",
         "the reward with the penalty rises while the score falls",
         _kl_in_reward,
     ),
-    "short": ("One-token answers", "answers shrink to a tenth, or to 3 tokens", _shorter),
+    "short": (
+        "Answers shrank to almost nothing",
+        "answers shrink to a tenth, or to 3 tokens",
+        _shorter,
+    ),
     "displacement": (
-        "Likelihood displacement",
+        "The updates take likelihood from correct answers (likelihood displacement)",
         "correct answers lost 0.5 nats a token or more before the fall",
         _displacement,
     ),
     "spikes": (
-        "Gradient spikes that run ahead",
+        "Single huge gradients came before the fall",
         "before the fall two norms over 4 times the usual, or one over 10 times",
         _spikes,
     ),
     "entropy up": (
-        "Entropy explosion",
+        "The policy draws more and more at random (entropy explosion)",
         "entropy doubles, by 0.3 nats or more, at the fall",
         _entropy_up,
     ),
     "entropy down": (
-        "Entropy death",
+        "The policy gives the same answer again and again (entropy death)",
         "entropy falls to a fifth of its start and under 0.2 nats, and the run does not learn",
         _entropy_down,
     ),
     "length": (
-        "Length explosion",
+        "Answers grow until they are cut off (length explosion)",
         "answers 1.8 times as long, or 30 points more of them cut off, at the fall",
         _longer,
     ),
     "format": (
-        "Format loss",
+        "The answers lost their format",
         "answers in the right format fall to 0.6 of before, or unreadable actions pile up",
         _format,
     ),
     "kl": (
-        "KL run-away",
+        "The policy ran away from its reference (KL)",
         "the KL grows 5 times, to 0.5 nats a token or more (1 where nothing fell)",
         _kl_ran,
     ),
@@ -507,52 +534,3 @@ EXPLAINED = {
     "no signal": {"entropy down", "hardly moves"},
     "broken start": {"hardly moves"},
 }
-
-
-# -- advice ----------------------------------------------------------------------------------------
-
-FOR = {  # pattern -> remedies in the order in which to try them
-    "tool": ("check tool",),
-    "resume": ("check resume",),
-    "numbers": ("lower lr", "clip gradient"),
-    "no signal": ("find signal", "warm start"),
-    "broken start": ("check start", "warm start"),
-    "hardly moves": ("raise lr",),
-    "displacement": ("llds", "go back", "fewer updates", "lower lr"),
-    "spikes": ("llds", "clip gradient", "lower lr", "fewer updates"),
-    "entropy up": ("llds", "lower lr", "no entropy bonus", "fewer updates"),
-    "entropy down": ("llds", "lower lr", "lp_reg"),
-    "length": ("tight budget", "llds"),
-    "short": ("check reward", "go back"),
-    "reference": ("check start",),
-    "format": ("check reward", "warm start"),
-    "kl": ("lower lr", "fewer updates", "llds"),
-    "kl in reward": ("kl out", "go back"),
-    "held-out": ("keep best", "lower lr"),
-    "parts": ("check reward",),
-    "sampler": ("check sampler", "fewer updates"),
-}
-MOST = 5  # pieces of advice on a page
-DEFAULT = {
-    "collapsed": ("go back", "llds", "lower lr", "fewer updates"),
-    "degrading": ("llds", "lower lr", "fewer updates"),
-    "stagnating": ("find signal", "raise lr"),
-}
-
-
-def advice(judged: Judgement, found: list[Pattern]) -> list[Advice]:
-    """What to try, in order: each pattern's remedies, none twice; a healthy run needs none."""
-    wanted: dict[str, str] = {}
-    depth = max((len(FOR[p.key]) for p in found), default=0)
-    for place in range(depth):
-        for pattern in found:
-            if place < len(FOR[pattern.key]):
-                wanted.setdefault(FOR[pattern.key][place], pattern.title)
-    if not found:
-        wanted = {key: judged.verdict for key in DEFAULT.get(judged.verdict, ())}
-    table: dict[str, Any] = evidence()["remedies"]
-    return [
-        Advice(**table[key], pattern=title)
-        for key, title in list(wanted.items())[:MOST]
-        if key in table
-    ]

@@ -1,22 +1,25 @@
-"""A log's columns -> clean series on one axis of steps, and the statistics that rules read.
+"""A log's columns -> clean series on one axis of steps.
 
 Cleaned: repeated steps (a resume, two files joined), several runs in one file, values that were
 logged several times over, percent for shares, columns that were never measured.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from lldlib.doctor.readers import Log
-from lldlib.doctor.signals import GUESSED, SIGNALS, read_name
+from lldlib.doctor.reading.kind import Kind, kind_of
+from lldlib.doctor.reading.log import Ending, Log
+from lldlib.doctor.reading.signals import GUESSED, SIGNALS, canonical, read_name
 
 Array = np.ndarray
 ENOUGH = 20  # rows with a reward under which nothing is said
-UNMEASURED = ("entropy", "kl", "kl_old", "clip_share", "no_contrast", "learning_rate", "reward_std")
+UNMEASURED = ("entropy", "kl", "learning_rate")  # 0 in every row is no measurement
 PERCENT = 1.5  # a share over this is a percentage
+RL = Kind("rl")
+GLITCH = 10  # times the usual step, and as many steps, that a lone row must jump to be a misprint
 
 
 @dataclass
@@ -35,6 +38,15 @@ class Run:
     notes: list[str] = field(default_factory=list)
     stepped: bool = True  # False: the log names no step, rows are counted
     resumed: tuple[float, ...] = ()  # steps at which it went on after a stop
+    kind: Kind = RL
+    guessed: frozenset[str] = frozenset()  # signals whose column is a guess by its name
+    evaluated: dict[str, Array] = field(default_factory=dict)  # evaluations that are no score
+    ending: Ending | None = None
+    read: int = 0  # values of the reward that were read
+    judged_of: int = 0  # of them those in the run that is judged
+    in_file: int | None = None  # times that the file names the reward with a number
+    refused: int = 0  # rows that were left out: printed answers, repeats, settings, a summary
+    path: Path | None = None
 
     @cached_property
     def scored(self) -> Array:
@@ -44,42 +56,55 @@ class Run:
     def cut(self, rows: int) -> "Run":
         """The run as it was after its first `rows` rows."""
         short = {k: {n: v[:rows] for n, v in getattr(self, k).items()} for k in _MANY}
-        return Run(
-            self.name,
-            self.format,
-            self.steps[:rows],
-            columns=self.columns,
+        return replace(
+            self,
+            steps=self.steps[:rows],
             heldout=self.heldout[:rows],
-            heldout_name=self.heldout_name,
-            notes=self.notes,
-            stepped=self.stepped,
             resumed=tuple(s for s in self.resumed if rows and s <= self.steps[rows - 1]),
+            ending=self.ending if rows >= len(self.steps) else None,
             **short,
         )
 
+    @property
+    def sure(self) -> "Run":
+        """The run without the signals that are guesses, the reward excepted."""
+        guesses = self.guessed - {"reward"}
+        if not guesses:
+            return self
+        return replace(self, signals={k: v for k, v in self.signals.items() if k not in guesses})
 
-_MANY = ("signals", "parts", "trouble")
+    def hours_after(self, row: int) -> tuple[float, float] | None:
+        """(hours from this row to the last, hours of the whole run), where the log has times."""
+        clock, took = self.signals.get("clock"), self.signals.get("step_time")
+        if clock is not None and np.isfinite(clock[[row, -1]]).all():
+            first = clock[np.isfinite(clock)][0]
+            after, whole = float(clock[-1] - clock[row]), float(clock[-1] - first)
+        elif took is not None and np.isfinite(took).mean() > 0.8:
+            after, whole = float(np.nansum(took[row:])), float(np.nansum(took))
+        else:
+            return None
+        return (after / 3600, whole / 3600) if 0 < after <= whole < 1e8 else None
+
+
+_MANY = ("signals", "parts", "trouble", "evaluated")
 
 
 def run_of(log: Log) -> Run:
     """The run that a log tells of; what was mended is in its notes."""
     table = {name: np.asarray(column, dtype=float) for name, column in log.columns.items()}
-    notes = list(log.notes)
-    step_name = min(
-        (n for n in table if read_name(n).step is not None and np.isfinite(table[n]).any()),
-        key=lambda n: (-_rising(table[n]), read_name(n).step),
-        default=None,
-    )
-    signals, columns = _signals(table, notes)
-    others = _others(table)
-    width = log.rows
-    steps = np.arange(1.0, width + 1) if step_name is None else _filled(table[step_name])
-    every = {("signal", n): v for n, v in signals.items()} | others
+    notes = [*log.notes, *(f"left out: {_rows(n)}, {why}" for why, n in log.refused.items() if n)]
+    signals, columns, guessed = _signals(table, notes)
+    reward = signals.get("reward", np.empty(0))
+    step_name = _step_name(table, ~np.isnan(reward) if len(reward) else np.ones(log.rows, bool))
+    steps = np.arange(1.0, log.rows + 1) if step_name is None else _filled(table[step_name])
+    every = {("signal", n): v for n, v in signals.items()} | _others(table)
     if _within_epochs(steps, signals.get("epoch")):
         notes.append("steps start anew in each epoch: rows are counted instead")
-        steps, step_name = np.arange(1.0, width + 1), None
+        steps, step_name = np.arange(1.0, log.rows + 1), None
+    steps, every = _no_glitches(steps, every, notes)
     back = steps[np.flatnonzero(np.diff(steps) < 0) + 1]
     steps, every = _ordered(steps, every, notes)
+    judged_of = int((~np.isnan(every.get(("signal", "reward"), np.empty(0)))).sum())
     steps, every = _once(steps, every, notes)
     held = {k[1]: v for k, v in every.items() if k[0] == "heldout"}
     run = Run(
@@ -87,17 +112,43 @@ def run_of(log: Log) -> Run:
         format=log.format,
         steps=steps,
         signals={k[1]: v for k, v in every.items() if k[0] == "signal"},
-        columns=columns,
+        columns={ours: log.mapped.get(name, name) for ours, name in columns.items()},
         parts={k[1]: v for k, v in every.items() if k[0] == "part"},
         trouble={k[1]: v for k, v in every.items() if k[0] == "trouble"},
+        evaluated={k[1]: v for k, v in every.items() if k[0] == "evaluated"},
         heldout=_heldout(held, len(steps)),
         heldout_name=_set_names(held),
         notes=notes,
         stepped=step_name is not None,
         resumed=tuple(float(s) for s in back if s > steps[0]),
+        kind=kind_of(log),
+        guessed=frozenset(guessed),
+        ending=log.ending,
+        read=int((~np.isnan(reward)).sum()),
+        judged_of=judged_of,
+        path=log.path,
+        refused=sum(log.refused.values()),
     )
     _tidy(run)
     return run
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count != 1 else ''}"
+
+
+def _step_name(table: dict[str, Array], rows: Array) -> str | None:
+    """The column of steps: one that half of the rows with a reward hold, and that moves."""
+    found = []
+    for name, column in table.items():
+        rank = read_name(name).step
+        known = np.isfinite(column) & rows
+        if rank is None or not known.any() or known.sum() < rows.sum() / 2:
+            continue
+        if known.sum() >= ENOUGH and len(np.unique(column[known])) == 1:
+            continue
+        found.append((-_rising(column), rank, name))
+    return min(found)[2] if found else None
 
 
 def _rising(values: Array) -> int:
@@ -128,9 +179,15 @@ def _within_epochs(steps: Array, epochs: Array | None) -> bool:
     return bool((whole[back + 1] > whole[back]).all())
 
 
-def _signals(table: dict[str, Array], notes: list[str]) -> tuple[dict[str, Array], dict[str, str]]:
-    """For each of our signals the best-named column that holds numbers; small gaps are joined."""
-    signals, columns = {}, {}
+def _signals(
+    table: dict[str, Array], notes: list[str]
+) -> tuple[dict[str, Array], dict[str, str], set[str]]:
+    """For each of our signals the best-named column that holds numbers, and which are guesses.
+
+    Small gaps are joined from columns of the same name; a guess is joined with nothing.
+    """
+    signals, columns, guessed = {}, {}, set()
+    beside = _beside(table)
     for ours in SIGNALS:
         ranked = sorted(
             (rank, name)
@@ -138,31 +195,60 @@ def _signals(table: dict[str, Array], notes: list[str]) -> tuple[dict[str, Array
             for signal, rank in read_name(name).signals
             if signal == ours and np.isfinite(column).any()
         )
+        named = [r for r in ranked if r[0] < GUESSED]
+        ranked = named or [r for r in ranked if _may_guess(ours, table[r[1]])]
         if not ranked:
             continue
-        named = [r for r in ranked if r[0] < GUESSED]
-        ranked = named or ranked
-        most = max(np.isfinite(table[name]).sum() for _, name in ranked)
-        name = next(n for _, n in ranked if np.isfinite(table[n]).sum() >= most / 2)
+        name = _chosen(table, [n for _, n in ranked], beside if ours == "reward" else None)
         column = table[name].copy()
         for _, other in ranked:  # TensorBoard logs one tag with and without `train/`
-            if _same_name(other, name):
+            if canonical(other) == canonical(name):
                 column = np.where(np.isnan(column), table[other], column)
         signals[ours], columns[ours] = column, name
-        if min(rank for rank, n in ranked if n == name) >= GUESSED:
+        if not named:
+            guessed.add(ours)
             notes.append(f"{name} is taken for the {SIGNALS[ours].title}: a guess by its name")
     if columns.get("shaped_reward") == columns.get("reward"):
         signals.pop("shaped_reward", None)
         columns.pop("shaped_reward", None)
-    return signals, columns
+    return signals, columns, guessed
 
 
-def _same_name(a: str, b: str) -> bool:
-    return read_name(a).signals == read_name(b).signals
+def _may_guess(ours: str, column: Array) -> bool:
+    """Whether a column may be guessed to be a signal: one value is a setting."""
+    known = column[np.isfinite(column)]
+    return ours == "reward" or len(np.unique(known)) > 1
+
+
+def _beside(table: dict[str, Array]) -> Array | None:
+    """Rows that hold a loss, a gradient norm, a learning rate, an entropy or a KL."""
+    held = [
+        ~np.isnan(column)
+        for name, column in table.items()
+        if any(s in TRAINS and rank < GUESSED for s, rank in read_name(name).signals)
+    ]
+    return np.any(held, axis=0) if held else None
+
+
+TRAINS = ("loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old")
+
+
+def _chosen(table: dict[str, Array], names: list[str], beside: Array | None) -> str:
+    """The first name that holds at least half as many values as the fullest.
+
+    Where some rewards stand in the rows of the training, the others count as printed in passing.
+    """
+    counts = {name: int(np.isfinite(table[name]).sum()) for name in names}
+    if beside is not None:
+        inside = {n: int((np.isfinite(table[n]) & beside).sum()) for n in names}
+        own = [n for n in names if inside[n] >= max(5, counts[n] / 2)]
+        names = own or names
+    most = max(counts[name] for name in names)
+    return next(name for name in names if counts[name] >= most / 2)
 
 
 def _others(table: dict[str, Array]) -> dict[tuple[str, str], Array]:
-    """Held-out scores of the best kind that is there, parts of the reward, a tool's failures."""
+    """Held-out scores of the best kind, other evaluations, parts of the reward, tool failures."""
     out, kinds = {}, {n: read_name(n).heldout for n in table if np.isfinite(table[n]).any()}
     best = min((k for k in kinds.values() if k is not None), default=None)
     for name, column in table.items():
@@ -173,7 +259,28 @@ def _others(table: dict[str, Array]) -> dict[tuple[str, str], Array]:
             out["part", what.part] = column
         if what.trouble:
             out["trouble", name] = column
+        if what.evaluated and not what.trouble:
+            out["evaluated", name] = column
     return out
+
+
+def _no_glitches(steps: Array, every: dict, notes: list[str]) -> tuple[Array, dict]:
+    """Leave out lone rows whose step is impossible: far over, or under, both of its neighbours."""
+    if len(steps) < 5:
+        return steps, every
+    usual = max(float(np.median(np.abs(np.diff(steps)))), 1.0)
+    before, here, after = steps[:-2], steps[1:-1], steps[2:]
+    lone = (before <= after) & (
+        np.minimum(np.abs(here - before), np.abs(here - after)) > GLITCH * usual
+    )
+    lone &= (here > after) | (here < before)
+    keep = np.ones(len(steps), dtype=bool)
+    keep[1:-1] = ~lone
+    if 0 < lone.sum() <= 0.1 * len(steps):
+        shown = ", ".join(f"{s:g}" for s in here[lone][:3])
+        notes.append(f"{_rows(int(lone.sum()))} left out: impossible step numbers such as {shown}")
+        return steps[keep], {k: v[keep] for k, v in every.items()}
+    return steps, every
 
 
 def _ordered(steps: Array, every: dict, notes: list[str]) -> tuple[Array, dict]:
@@ -246,6 +353,12 @@ def _set_names(held: dict[str, Array]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more" if names else ""
 
 
+def _zero(ours: str) -> str:
+    if ours == "learning_rate":
+        return "it is printed with too few decimals, or the policy was not trained"
+    return "taken as not measured"
+
+
 def _tidy(run: Run) -> None:
     """Shares in percent, zeros that mean "not measured", entropies with a minus sign."""
     for ours, column in list(run.signals.items()):
@@ -254,93 +367,19 @@ def _tidy(run: Run) -> None:
             del run.signals[ours]
         elif ours in UNMEASURED and not known.any():
             del run.signals[ours]
-            run.notes.append(f"{run.columns[ours]} is 0 in every row: not measured")
+            run.notes.append(f"{run.columns[ours]} is 0 in every row: {_zero(ours)}")
         elif SIGNALS[ours].unit == "share" and PERCENT < known.max() <= 100:
             run.signals[ours] = column / 100
         elif ours == "entropy" and known.max() <= 0:
             run.signals[ours] = -column
+    contrast = run.signals.pop("contrast", None)
+    if contrast is not None and "no_contrast" not in run.signals:
+        run.signals["no_contrast"] = 1 - contrast
+        run.columns["no_contrast"] = f"1 - {run.columns['contrast']}"
+    run.columns.pop("contrast", None)
     if "valid_format" not in run.signals:
         for part, column in run.parts.items():
             if "format" in part.lower() and np.nanmax(column) > np.nanmin(column) >= 0:
                 run.signals["valid_format"] = column
                 run.columns["valid_format"] = f"rewards/{part}"
                 break
-
-
-# -- statistics ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Window:
-    """A mean over some rows with a score, and its standard error."""
-
-    mean: float
-    error: float
-    end: int  # index, among the rows with a score, of the last row
-
-
-def window_size(rows: int) -> int:
-    """Rows of a block: a tenth of the log, at least 5."""
-    return max(5, rows // 10)
-
-
-def noise(values: Array) -> tuple[float, float]:
-    """(standard deviation of a row about its block, how many rows count as one independent row).
-
-    Blocks are tenths, each with its own straight line taken out; the second number comes from the
-    correlation of neighbours and lies between 1 and 5.
-    """
-    size = window_size(len(values))
-    left = [_detrended(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
-    flat = np.concatenate(left)
-    spread = float(flat.std() * math.sqrt(size / max(size - 2, 1)))
-    if spread == 0:
-        return 0.0, 1.0
-    rho = float(np.mean([np.mean(b[1:] * b[:-1]) for b in left]) / max(flat.var(), 1e-300))
-    rho = min(max(rho + 2 / size, 0.0), 0.67)  # a line taken out makes neighbours look opposite
-    return spread, (1 + rho) / (1 - rho)
-
-
-def _detrended(values: Array) -> Array:
-    at = np.arange(len(values)) - (len(values) - 1) / 2
-    return values - values.mean() - at * (at @ values) / (at @ at)
-
-
-def means(values: Array, size: int) -> Array:
-    """Trailing means over full windows of `size`; empty if there is none."""
-    if len(values) < size:
-        return np.empty(0)
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    return (total[size:] - total[:-size]) / size
-
-
-def trailing(values: Array, size: int = 5) -> Array:
-    """Mean of what was measured in each row and the `size` - 1 before it; NaN where nothing was."""
-    known = np.isfinite(values)
-    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(known)])
-    low = np.maximum(np.arange(1, len(values) + 1) - size, 0)
-    high = np.arange(1, len(values) + 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (total[high] - total[low]) / (count[high] - count[low])
-
-
-def break_at(values: Array) -> int:
-    """Where one level becomes another: the split with the least squared error (at least 3 rows)."""
-    n = len(values)
-    if n < 6:
-        return n // 2
-    total, square = np.cumsum(values), np.cumsum(values**2)
-    k = np.arange(3, n - 2)
-    left = square[k - 1] - total[k - 1] ** 2 / k
-    rest = total[-1] - total[k - 1]
-    right = square[-1] - square[k - 1] - rest**2 / (n - k)
-    return int(k[np.argmin(left + right)])
-
-
-def values_of(run: Run, name: str) -> Array:
-    """A signal, a value a row; nan where nothing finite was logged or there is no such signal."""
-    values = run.signals.get(name)
-    if values is None:
-        return np.full(len(run.steps), np.nan)
-    return np.where(np.isfinite(values), values, np.nan)

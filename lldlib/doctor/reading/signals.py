@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-Unit = Literal["reward", "nats a token", "norm", "tokens", "share", "count", "seconds", "number"]
+Unit = Literal[
+    *("reward", "nats a token", "nats an answer", "norm", "tokens", "share", "count", "seconds"),
+    "number",
+]
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,10 @@ SIGNALS: dict[str, Signal] = {
             "objective/rlhf_reward",
             "episode/success_rate",
             "success_rate",
+            "total_reward/total_num",
+            "reward_score",
+            "average_reward_score",  # DeepSpeed-Chat
             "critic/rewards/mean",  # the last choice: it may hold the KL penalty
-            "accuracy",
         ),
         "any verdict",
     ),
@@ -79,8 +84,14 @@ SIGNALS: dict[str, Signal] = {
     "no_contrast": Signal(
         "groups of one reward",
         "share",
-        ("frac_reward_zero_std", "frac_zero_std"),
+        ("frac_reward_zero_std", "frac_zero_std", "skipped (true)", "skip (true)"),
         "no signal: all answers of a group score alike",
+    ),
+    "contrast": Signal(
+        "groups with contrast",
+        "share",
+        ("env/all/by_group/frac_mixed", "frac_mixed", "mixed_group_rate"),  # Tinker
+        "",
     ),
     "entropy": Signal(
         "entropy",
@@ -103,6 +114,9 @@ SIGNALS: dict[str, Signal] = {
             "grpo_actor/entropy/avg",
             "approx_entropy",
             "entropy_loss",
+            "optim/entropy",  # Tinker
+            "token_entropy",
+            "avg_entropy",
         ),
         "entropy explosion, entropy death",
     ),
@@ -123,6 +137,7 @@ SIGNALS: dict[str, Signal] = {
             "update/grad_norm",
             "actor_grad_norm",
             "grpo_actor/update/grad_norm",
+            "l2_norm",
         ),
         "gradient spikes, numerical blow-up",
     ),
@@ -133,7 +148,6 @@ SIGNALS: dict[str, Signal] = {
             "actor/kl_loss",
             "kl/reference",
             "kl",
-            "objective/kl",
             "kl_divergence",
             "kl_loss",
             "policy/kl",
@@ -147,8 +161,17 @@ SIGNALS: dict[str, Signal] = {
             "loss/kl",
             "actor/token_kl/mean",
             "rollout/kl",
+            "kl_ref",
+            "ref_kl",
+            "kl_div",
         ),
         "KL run-away",
+    ),
+    "kl_sum": Signal(
+        "KL to the reference, summed over an answer",
+        "nats an answer",
+        ("objective/kl",),  # TRL's PPO and RLOO
+        "",
     ),
     "kl_old": Signal(
         "KL to the old policy",
@@ -178,6 +201,9 @@ SIGNALS: dict[str, Signal] = {
             "generate/avg_num_tokens",
             "mean_gen_tokens_per_sample",
             "seq_len/mean",
+            "seq_length",  # prime-rl
+            "avg_response_len",
+            "mean_response_len",
             "completion_length/mean",
             "mean_completion_length",
             "avg_completion_length",
@@ -203,16 +229,32 @@ SIGNALS: dict[str, Signal] = {
             "truncated_ratio",
             "truncation_rate",
             "clip_ratio/length",
+            "rollout/truncated",  # slime
+            "truncated",
+            "truncated_fraction",
+            "frac_truncated",
         ),
         "length explosion, a start that is broken",
     ),
     "loss": Signal(
-        "loss", "number", ("actor/pg_loss", "loss", "actor/loss", "policy_loss", "loss/policy"), ""
+        "loss",
+        "number",
+        (
+            *("actor/pg_loss", "loss", "actor/loss", "policy_loss", "loss/policy", "pg_loss"),
+            *("actor_loss", "rl_loss", "total_loss", "loss_actor", "optim/loss"),
+        ),
+        "",
     ),
     "clip_share": Signal(
         "clipped tokens",
         "share",
-        ("actor/pg_clipfrac", "policy/clip_share", "clip_ratio/region_mean", "clip_ratio"),
+        (
+            "actor/pg_clipfrac",
+            "policy/clip_share",
+            "clip_ratio/region_mean",
+            "clip_ratio",
+            "clipfrac",
+        ),
         "",
     ),
     "learning_rate": Signal(
@@ -310,6 +352,8 @@ SIGNALS: dict[str, Signal] = {
             "training/rollout_probs_diff_mean",
             "sampling/sampling_logp_difference/mean",
             "policy/sampler_kl",
+            "optim/kl_sample_train_v1",  # Tinker: sampler against trainer, no reference
+            "optim/kl_sample_train_v2",
         ),
         "a sampler that is not the policy",
     ),
@@ -319,6 +363,25 @@ SIGNALS: dict[str, Signal] = {
         "seconds",
         ("timing_s/gen", "timing/gen", "time/rollout", "timing_s/rollout", "rollout_time"),
         "a tool that died",
+    ),
+    "clock": Signal(
+        "time of the clock",
+        "seconds",
+        ("_timestamp", "_runtime", "wall_time", "elapsed_time", "time_elapsed", "elapsed"),
+        "",
+    ),
+    "step_time": Signal(
+        "time of a step",
+        "seconds",
+        (
+            "timing_s/step",
+            "time/step",
+            "perf/time_per_step",
+            "step_time",
+            "time/total",
+            "iter_time",
+        ),
+        "",
     ),
 }
 
@@ -331,6 +394,7 @@ STEPS = (  # the number of an update or a batch, the best first
     "_step",
     "system/step",
     "steps",
+    "current_steps",  # LLaMA-Factory
     "iteration",
     "iter",
     "batch",
@@ -338,6 +402,8 @@ STEPS = (  # the number of an update or a batch, the best first
     "rollout/step",
     "rollout_step",
 )
+_SET = r"(?:test|eval|val|valid|validation|heldout|held_out|dev)"
+_SCORE = r"(?:reward|score|accuracy|acc|success_rate|pass_rate|win_rate|solve_rate|em|f1|correct)"
 # held-out scores, the best first; what stands in the brackets is the data set
 HELDOUT = (
     r"eval/heldout_em",
@@ -351,21 +417,35 @@ HELDOUT = (
     r"eval_(?:reward_mean|accuracy|score|acc|em)()",
     r"val(?:idation)?/(?:reward|score|accuracy|acc|em)(?:/mean)?()",
     r"(?:test|heldout|held_out)/(?:reward|score|accuracy|acc|em)(?:/mean)?()",
-    r"eval/(.+)/(?:reward|score|accuracy|acc|em)(?:/mean)?",
+    rf"{_SET}/env/(.+)/reward/(?:total|mean)",  # Tinker
+    rf"{_SET}/(.+)/{_SCORE}(?:/mean)?",
+    rf"{_SET}/{_SCORE}(?:/(?:mean|avg))?()",
+    rf"{_SET}/(?:mean|avg)/{_SCORE}()",
+    rf"{_SET}/pass(?:@|_at_)\d+()",
 )
+# other numbers of an evaluation: not scores, but a dead policy shows in them too
+EVALUATED = re.compile(rf"(?:{_SET}[_/].*|accuracy|test_acc|val_acc)")
+NO_SCORE = re.compile(r".*(?:time|per_second|samples|step|[/_]n_|num|epoch|loss|count|tokens).*")
 # what a name that stands nowhere above may still be; used only where a log has nothing better
 GUESSES = {
-    "reward": r".*(?:reward|return|score|success|accuracy).*",
+    "reward": r".*(?:reward|return|score|success|accuracy|pass_rate|solve_rate).*|mean_r_.+|r_mean",
     "entropy": r".*entropy.*",
     "grad_norm": r".*grad\w*_norm.*",
     "kl": r"(?:.*_)?kl(?:_.*)?",
     "length": r".*(?:completion|response|generation|gen|output|answer)\w*_(?:len|length|tokens).*",
 }
-NOT_GUESSED = re.compile(
-    r".*(?:std|max|min|loss|penalty|margin|chosen|rejected|advantage|val|eval|test|critic_(?!score)|coef|"
-    r"best|worst|pass_at|time|timing|per_second|perf|mfu|threshold|target|weight|zero|clip|limit|"
-    r"total_tokens|num_|ratio|theta|delta).*"
+_NO_SCORE_WORDS = (
+    r"std|max|min|loss|penalty|margin|chosen|rejected|advantage|val|eval|test|critic_(?!score)"
 )
+NOT_GUESSED = re.compile(
+    rf".*(?:{_NO_SCORE_WORDS}|coef|best|worst|pass_at|time|timing|per_second|perf|mfu|threshold|"
+    r"target|weight|zero|clip|limit|total_tokens|num_|ratio|theta|delta|span|range|gap|diff|var(?!i)|"
+    r"beta|horizon|token_acc|accuracies|objective|sample_train|ppo_kl|approx|sampler|rollout_corr|"
+    r"trace|scale|bonus|baseline|corr|raw_(?!reward)|skipped|count|cumulative).*"
+)
+ACCURACY = re.compile(
+    r".*(?:accuracy|pass_rate|solve_rate|success).*"
+)  # other trainings log it too
 GUESSED = 900  # rank of a guess
 PART = re.compile(r"rewards/(?!mean$|std$|max$|min$|chosen|rejected|margins)([^/]+?)(?:/mean)?")
 TOOL_TROUBLE = re.compile(r".*(?:timeout|failed|failure|tool_error|search_error)[a-z_]*(?:/.*)?")
@@ -378,7 +458,7 @@ def canonical(name: str) -> str:
     for lead in ("train/", "train_", "training/train/"):
         if bare.startswith(lead) and bare not in _KEPT:
             bare = bare[len(lead) :]
-    return re.sub(r"[/.\-\s]", "_", bare)
+    return re.sub(r"[/.\-\s]+", "_", bare)
 
 
 _KEPT = frozenset({"train/global_step", "train_runtime"})
@@ -405,10 +485,11 @@ class Name:
     part: str | None = None  # the part of the reward that it is
     trouble: bool = False  # it counts a tool's failures
     scale: float = 1.0  # `actor/lr(1e-4)` carries a unit in its name
+    evaluated: bool = False  # a number of an evaluation that is no score
 
     def __bool__(self) -> bool:
         known = self.step is not None or self.heldout is not None or self.part is not None
-        return bool(self.signals) or known or self.trouble
+        return bool(self.signals) or known or self.trouble or self.evaluated
 
 
 @lru_cache(maxsize=20_000)
@@ -433,6 +514,7 @@ def read_name(column: str) -> Name:
         part[1] if part and held is None else None,
         trouble,
         scale,
+        held is None and bool(EVALUATED.fullmatch(spelled)) and not NO_SCORE.fullmatch(spelled),
     )
 
 
@@ -440,9 +522,10 @@ def _guess(bare: str) -> tuple[tuple[str, int], ...]:
     """What a name resembles; a mean is a better guess than one that says nothing."""
     if NOT_GUESSED.fullmatch(bare):
         return ()
-    mean = 0 if re.search("mean|avg|average|total", bare) else 1
+    mean = 0 if re.search("mean|avg|average|total", bare) else 2
+    part = int(re.search("step|sample|part|turn|token", bare) is not None)  # of one thing, not all
     return tuple(
-        (signal, GUESSED + mean)
+        (signal, GUESSED + mean + part + 4 * (signal == "reward" and "reward" not in bare))
         for signal, pattern in GUESSES.items()
         if re.fullmatch(pattern, bare)
     )

@@ -1,0 +1,84 @@
+"""Statistics that the rules share: noise, trailing means, levels and breaks of a series."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lldlib.doctor.reading.series import Array, Run
+
+
+@dataclass(frozen=True)
+class Window:
+    """A mean over some rows with a score, and its standard error."""
+
+    mean: float
+    error: float
+    end: int  # index, among the rows with a score, of the last row
+
+
+def window_size(rows: int) -> int:
+    """Rows of a block: a tenth of the log, at least 5."""
+    return max(5, rows // 10)
+
+
+def noise(values: Array) -> tuple[float, float]:
+    """(standard deviation of a row about its block, how many rows count as one independent row).
+
+    Blocks are tenths, each with its own straight line taken out; the second number comes from the
+    correlation of neighbours and lies between 1 and 5.
+    """
+    size = window_size(len(values))
+    left = [_detrended(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
+    flat = np.concatenate(left)
+    spread = float(flat.std() * math.sqrt(size / max(size - 2, 1)))
+    if spread == 0:
+        return 0.0, 1.0
+    rho = float(np.mean([np.mean(b[1:] * b[:-1]) for b in left]) / max(flat.var(), 1e-300))
+    rho = min(max(rho + 2 / size, 0.0), 0.67)  # a line taken out makes neighbours look opposite
+    return spread, (1 + rho) / (1 - rho)
+
+
+def _detrended(values: Array) -> Array:
+    at = np.arange(len(values)) - (len(values) - 1) / 2
+    return values - values.mean() - at * (at @ values) / (at @ at)
+
+
+def means(values: Array, size: int) -> Array:
+    """Trailing means over full windows of `size`; empty if there is none."""
+    if len(values) < size:
+        return np.empty(0)
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return (total[size:] - total[:-size]) / size
+
+
+def trailing(values: Array, size: int = 5) -> Array:
+    """Mean of what was measured in each row and the `size` - 1 before it; NaN where nothing was."""
+    known = np.isfinite(values)
+    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(known)])
+    low = np.maximum(np.arange(1, len(values) + 1) - size, 0)
+    high = np.arange(1, len(values) + 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (total[high] - total[low]) / (count[high] - count[low])
+
+
+def break_at(values: Array) -> int:
+    """Where one level becomes another: the split with the least squared error (at least 3 rows)."""
+    n = len(values)
+    if n < 6:
+        return n // 2
+    total, square = np.cumsum(values), np.cumsum(values**2)
+    k = np.arange(3, n - 2)
+    left = square[k - 1] - total[k - 1] ** 2 / k
+    rest = total[-1] - total[k - 1]
+    right = square[-1] - square[k - 1] - rest**2 / (n - k)
+    return int(k[np.argmin(left + right)])
+
+
+def values_of(run: Run, name: str) -> Array:
+    """A signal, a value a row; nan where nothing finite was logged or there is no such signal."""
+    values = run.signals.get(name)
+    if values is None:
+        return np.full(len(run.steps), np.nan)
+    return np.where(np.isfinite(values), values, np.nan)

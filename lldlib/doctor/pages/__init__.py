@@ -1,0 +1,1 @@
+"""What is said of a run: as words, as figures and as an HTML page."""
