@@ -53,7 +53,7 @@ def test_a_good_service_is_asked_once_by_the_protocol():
         assert isinstance(asking, Retriever)
         assert asking.scored(["a", "b\ud800"], 3) == [[Hit(LIMA, 1.5)]] * 2
         assert asking.search([], 3) == [] and pauses == []
-        sent = {"queries": ["a", "b?"], "topk": 3, "return_scores": True}
+        sent = {"queries": ["a", "b\ufffd"], "topk": 3, "return_scores": True}
         assert server.requests == [sent]
 
 

@@ -53,8 +53,9 @@ class LLDGRPOTrainer(GRPOTrainer):
 
     TRL's logs gain the glossary's keys, `phase` (live: 0 steady, 1 learning, 2 stagnation,
     3 decay, 4 collapse) and `alarm` (1 once it rang), on the last update of each rollout batch;
-    without measurements the terms' own alone. Raises TypeError for a plain GRPOConfig, FileExistsError where `run_folder` holds a
-    run, ValueError for dropout and for other settings under which a term means nothing.
+    without measurements the terms' own alone. Raises TypeError for a plain GRPOConfig,
+    FileExistsError where `run_folder` holds a run, ValueError for dropout and for other settings
+    under which a term means nothing.
     """
 
     def __init__(self, model, reward_funcs=None, args=None, *rest, **kwargs):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lldlib.config import DemonstrationConfig
-from lldlib.files import Foreign, read_jsonl
+from lldlib.files import Foreign, clean, read_jsonl
 from lldlib.retrieval import Passage, Retriever, words
 from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
@@ -169,7 +169,7 @@ def _gold_path(question: Question, row: dict, where: str) -> GoldPath:
         Passage(f"{row['id']}-{number}", paragraph["text"], paragraph["title"])
         for number, paragraph in enumerate(row.get("context", []))
     ]
-    titles = row.get("supporting_titles", [])
+    titles = list(map(clean, row.get("supporting_titles", [])))  # as those of passages are
     index = row.get("supporting_idx")
     if index is None:
         index = [i for i, passage in enumerate(context) if passage.title in titles]
@@ -194,7 +194,7 @@ def _title_hops(question: Question, gold: list[Passage]) -> tuple[GoldHop, ...]:
 def _step_hops(steps: list[dict], gold: list[Passage]) -> tuple[GoldHop, ...]:
     hops, unread, about = [], list(gold), {passage.title: passage for passage in gold}
     for step, (query, answer) in zip(steps, fill_steps(steps), strict=True):
-        passage = about.get(step.get("title"))
+        passage = about.get(clean(step.get("title") or ""))
         if passage is None:
             passage = max(unread or gold, key=lambda p: _support(p, query, answer))
         if passage in unread:
