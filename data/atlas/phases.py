@@ -126,8 +126,8 @@ def picture(judged: pd.DataFrame) -> Figure:
     )
     figure.supxlabel(
         "rollout batch. Black: reward; orange: probe log-prob (nats a token). Shades: the rule "
-        "with hindsight; strip below: by hand.\nA collapse: line, where its fall began; dots, where "
-        "it could be known.",
+        "with hindsight; strip below: by hand.\nA collapse: line, where its fall began; dots, "
+        "where it could be known.",
         fontsize=SMALL,
     )
     return figure
