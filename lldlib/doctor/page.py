@@ -3,8 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from lldlib.doctor.answers import answers_beside
+from lldlib.doctor.completions import NoAnswers
 from lldlib.doctor.pages.diagnosis import Diagnosis, diagnose_run
 from lldlib.doctor.pages.figure import figure, runs_figure
 from lldlib.doctor.pages.html import as_html, several_html
@@ -40,12 +43,21 @@ __all__ = [
 ]
 
 
-def diagnose(path: Path | str, mapping: Mapping[str, str] | None = None) -> list[Diagnosis]:
+def diagnose(
+    path: Path | str, mapping: Mapping[str, str] | None = None, answers: Path | str | None = None
+) -> list[Diagnosis]:
     """Read a file or folder and diagnose every run in it; `mapping` is {column: our signal}.
 
-    Raises `readers.Unreadable` with one line where nothing can be read.
+    Of a single run its answers are judged as well: those in `answers`, or those beside the log.
+    Raises `readers.Unreadable` with one line where nothing can be read, NoAnswers where `answers`
+    cannot.
     """
-    return [_diagnosed(log) for log in read_logs(path, mapping)]
+    found = [_diagnosed(log) for log in read_logs(path, mapping)]
+    if len(found) == 1:
+        return [replace(found[0], answers=answers_beside(path, answers))]
+    if answers is not None:
+        raise NoAnswers(f"{path} holds {len(found)} runs: --answers belongs to one")
+    return found
 
 
 def _diagnosed(log: Log) -> Diagnosis:
