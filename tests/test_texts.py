@@ -21,7 +21,7 @@ IMPORT = re.compile(r"^from (lldlib[\w.]*) import ([\w, ]+)", re.MULTILINE)
 FILE = re.compile(r"(?<![\w/.])(?:lldlib|data|notebooks|tests)/[\w./=,-]*\w")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 MAKE = re.compile(r"(?:`|^)make ([a-z-]+)", re.MULTILINE)
-COMMAND = re.compile(r"python -m lldlib ([a-z]+)([^`|#\n]*)")
+COMMAND = re.compile(r"python -m lldlib ([a-z-]+)([^`|#\n]*)")
 # what CONTRIBUTING's recipes make
 NEW = ("lldlib/losses/nll.py", "lldlib.losses.nll", "lldlib/world/echo.py")
 
