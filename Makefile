@@ -36,7 +36,7 @@ test-trl: $(ENGINES)/trl/stamp
 	$(ENGINES)/trl/bin/python -m pytest tests/adapters
 
 test-verl: $(ENGINES)/verl/stamp
-	$(ENGINES)/verl/bin/python -m pytest tests/adapters/test_verl.py
+	$(ENGINES)/verl/bin/python -m pytest tests/adapters/test_verl.py tests/adapters/test_check_trainer.py tests/adapters/test_likelihood.py
 
 # a thin layer over the base: it sees the base's packages, and where both have one its own wins
 define layer

@@ -21,6 +21,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from lldlib.adapters.likelihood import advantage_likelihood
 from lldlib.config import Gate, Preserve
 from lldlib.losses import aggregate, llds_parts
 from lldlib.losses.term import token_share
@@ -55,6 +56,9 @@ def llds_policy_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, Any]]:
     """The base policy loss plus lambda times LLDS, a mean over all action tokens of the minibatch.
 
+    At lambda 0 it is the base loss alone, and logs the likelihoods that verl does not
+    (`advantage_likelihood`).
+
     `response_mask` is 0 on tool results, so its runs are the actions. LLDS needs several updates
     per rollout batch: `ppo_mini_batch_size` under `train_batch_size`, or `ppo_epochs` over 1; on
     the first update only rounding opens a gate. LLDS is a token mean whatever `loss_agg_mode` is,
@@ -78,9 +82,11 @@ def llds_policy_loss(
         config=config,
         rollout_is_weights=rollout_is_weights,
     )
+    mask = response_mask.bool()
+    with torch.no_grad():
+        metrics = metrics | advantage_likelihood(log_prob, old_log_prob, advantages, mask)
     if not settings.llds_coef:
         return loss, metrics
-    mask = response_mask.bool()
     where = {"gate": settings.llds_gate, "preserve": settings.llds_preserve}
     parts = llds_parts(log_prob, old_log_prob, advantages, mask, **where)
     value = agg_loss(

@@ -113,7 +113,8 @@ def test_a_weight_of_zero_is_verls_own_loss():
     x, config = rows(), actor(llds_coef=0.0)
     loss, metrics = llds_policy_loss(**x, config=config)
     base, plain = compute_policy_loss_vanilla(**x, config=config)
-    assert torch.equal(loss, base) and metrics == plain
+    assert torch.equal(loss, base)
+    assert plain.items() <= metrics.items()  # the others: test_likelihood.py
 
 
 def test_settings_that_mean_nothing_are_refused():
