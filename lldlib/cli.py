@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from json import dumps as as_json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ import lldlib
 from lldlib.config import (
     Count,
     ExamConfig,
+    Gate,
     LoadConfig,
     Positive,
     SftConfig,
@@ -121,6 +123,7 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "sft": sft,
         "fit": partial(fit, load=QLORA),
         "diagnose": diagnose,
+        "check-llds": check_llds,
     }
     check_command(arguments, found)
     return found
@@ -529,6 +532,8 @@ def diagnose(
     fail_on: Literal["stagnating", "degrading", "collapsed"] | None = None,
     follow: bool = False,
     seconds: float = 30.0,
+    answers: Path | None = None,
+    webhook: str | None = None,
 ) -> int:
     """Say what is wrong with a training run, from its log alone: no model, no GPU.
 
@@ -543,6 +548,8 @@ def diagnose(
         fail_on: exit with 3 where this verdict or a worse one is found
         follow: read one growing log again and again
         seconds: between two readings with --follow
+        webhook: address to which --follow sends a warning or a bad verdict, as one POST of JSON
+        answers: file or folder of the run's completions, where they are not beside the log
     """
     from lldlib.doctor.live import diagnose_command
 
@@ -554,7 +561,38 @@ def diagnose(
         print(f"error: {line}", file=sys.stderr)
 
     shown = {"as_json": json, "markdown": markdown, "map_columns": map, "fail_on": fail_on}
-    return diagnose_command(logs, print, complain, out=out, follow=follow, seconds=seconds, **shown)
+    live = {"follow": follow, "seconds": seconds, "address": webhook}
+    return diagnose_command(logs, print, complain, out=out, answers=answers, **live, **shown)
+
+
+def check_llds(
+    function: tyro.conf.Positional[str],
+    gate: Gate = "action",
+    preserve: Literal["nonnegative", "positive"] = "nonnegative",
+    signature: Literal["default", "verl-policy-loss", "trl-trainer"] = "default",
+    json: bool = False,
+) -> int:
+    """Say which promises of LLDS an implementation keeps, anyone's, on some twenty small cases.
+
+    Exit status: 0 all are kept, 1 not, 2 it cannot be called. In a test of your own: assert_llds of
+    lldlib.adapters.check_llds.
+
+    Args:
+        function: MODULE:FUNCTION or FILE.py:FUNCTION; it takes (logp, old_logp, advantages,
+            action_mask) and gives the (B, T) penalty or its scalar
+        gate: the gate that it should have
+        preserve: rows whose likelihood it should keep: of advantage >= 0, or > 0
+        signature: verl-policy-loss: a policy loss of verl; trl-trainer: a function without
+            arguments that builds a trainer of TRL
+        json: one JSON object
+    """
+    from lldlib.adapters.check_llds import check_llds
+
+    how = {"gate": gate, "preserve": preserve, "signature": signature}
+    found = check_llds(_function(function), **how)
+    told = {"function": function, "kept": found.kept, **asdict(found)}
+    print(as_json(told, ensure_ascii=False) if json else found.text())
+    return 0 if found.kept else 1
 
 
 # -- what they share -------------------------------------------------------------------------------
@@ -579,6 +617,27 @@ def _print_heldout(policy: Any, config: TrainConfig) -> None:
     print(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
     print(f"({control.questions} questions whose answer changed)")
     print(f"on a permuted corpus, against true answers  {control.em_true:.3f}")
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """What MODULE:FUNCTION or FILE.py:FUNCTION names; raises ValueError if there is none."""
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise ValueError(f"{name!r}: want MODULE:FUNCTION, such as lldlib.losses:llds_penalty")
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, "")  # the folder where the command runs
+            module = importlib.import_module(place)
+        found = reduce(getattr, attribute.split("."), module)
+    except Exception as error:  # whatever a stranger's module raises
+        raise ValueError(f"cannot import {name}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{name} is no function but {type(found).__name__}")
+    return found
 
 
 def _one_thread() -> None:

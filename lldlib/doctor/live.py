@@ -1,7 +1,8 @@
 """The doctor while a run goes on: the command, a file that grows, and hooks for TRL and verl.
 
 A hook judges what was logged so far every few steps; at the first warning or fall it writes the
-page and says so once, through `logging`, with the page's path.
+page and says so once, through `logging`, with the page's path, and rings the bells it was given:
+any function of a Diagnosis, `webhook(address)`, or `trackio_alert`. A bell never stops a training.
 """
 
 import html
@@ -10,9 +11,11 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lldlib.doctor.bells import Bell, ring, status_line, webhook
 from lldlib.doctor.judge import ORDER, Verdict
 from lldlib.doctor.page import (
     Diagnosis,
@@ -45,23 +48,33 @@ def diagnose_command(
     fail_on: Verdict | None = None,
     follow: bool = False,
     seconds: float = 30.0,
+    answers: Path | None = None,
+    address: str | None = None,
 ) -> int:
     """Diagnose files and folders; returns the exit status.
 
     0 whatever the verdict; 2 if nothing could be read; 3 if a run is `fail_on` or worse. `write`
     takes the page, `complain` one line for each log that cannot be read. With `follow` the one log
-    is read again every `seconds` until it is stopped, and the page is written when it changes.
-    Raises ValueError without a log, and for a mapping that is not SIGNAL=COLUMN.
+    is read again every `seconds` until it is stopped, and the page is written when it changes; what
+    is wrong is sent to the webhook at `address`. Raises ValueError without a log, for a mapping
+    that is not SIGNAL=COLUMN, and for an address that is none or has no `follow`.
     """
     if not logs:
         raise ValueError("name at least one log or run folder, such as runs/demo")
+    if answers is not None and len(logs) != 1:
+        raise ValueError("--answers belongs to one log: give one")
+    if address is not None and not follow:
+        raise ValueError("--webhook belongs to --follow")
     mapping = parse_map(map_columns)
     if follow:
-        return _follow(logs, write, mapping, out, seconds)
+        bells = () if address is None else (webhook(address),)
+        return _follow(
+            logs, write, partial(diagnose, mapping=mapping, answers=answers), out, seconds, bells
+        )
     found: list[Diagnosis] = []
     for path in logs:
         try:
-            found += diagnose(path, mapping)
+            found += diagnose(path, mapping, answers)
         except Unreadable as error:
             complain(str(error))
     if not found:
@@ -100,17 +113,22 @@ def _said(found: Sequence[Diagnosis], markdown: bool) -> str:
 def _follow(
     logs: Sequence[Path],
     write: Callable[[str], Any],
-    mapping: Mapping[str, str],
+    read: Callable[[Path], list[Diagnosis]],
     out: Path | None,
     seconds: float,
+    bells: Sequence[Bell],
 ) -> int:
     if len(logs) != 1:
         raise ValueError("--follow watches one log: give one")
+    rung: set[str] = set()
     try:
-        for one in follow(Path(logs[0]), mapping, seconds):
+        for one in follow(Path(logs[0]), seconds=seconds, read=read):
             write(status_line(one))
             if out is not None:
                 write_pages([one], Path(out))
+            if news := _alarming(one) - rung:
+                rung |= news
+                ring(bells, one)
     except KeyboardInterrupt:
         write("stopped watching")
     return 0
@@ -121,18 +139,21 @@ def follow(
     mapping: Mapping[str, str] | None = None,
     seconds: float = 30.0,
     sleep: Callable[[float], Any] = time.sleep,
+    read: Callable[[Path], list[Diagnosis]] | None = None,
 ) -> Iterator[Diagnosis]:
     """A diagnosis each time that the log has grown and what is said of it has changed.
 
-    Never ends by itself. A log that cannot be read yet is waited for.
+    Never ends by itself. A log that cannot be read yet is waited for. `read` is `diagnose` with
+    `mapping` unless it is given.
     """
+    read = read or partial(diagnose, mapping=mapping)
     size, said = -1, None
     while True:
         now = path.stat().st_size if path.is_file() else _folder_size(path)
         if now != size:
             size = now
             try:
-                one = diagnose(path, mapping)[-1]
+                one = read(path)[-1]
             except Unreadable:
                 one = None
             if one is not None and (new := _news(one)) != said:
@@ -150,23 +171,28 @@ def _news(one: Diagnosis) -> tuple:
     return one.judged.verdict, one.judged.collapsed_at, one.warned, keys
 
 
-def status_line(one: Diagnosis) -> str:
-    """What is said of a run that goes on, in one line."""
-    last = one.run.steps[-1] if len(one.run.steps) else 0
-    said = f"step {last:g}: {one.judged.sentence}"
-    if one.warnings:
-        said += f" Warning since step {one.warned:g}: {one.warnings[0].says}."
-    if one.patterns:
-        said += f" Resembles: {', '.join(p.title.lower() for p in one.patterns)}."
-    return said
+def _alarming(one: Diagnosis) -> set[str]:
+    """What is worth a bell: a bad verdict, and each warning."""
+    verdict = one.judged.verdict
+    bad = {verdict} if verdict in ("degrading", "collapsed") else set()
+    return bad | {warning.name for warning in one.warnings}
+
+
+# -- hooks -----------------------------------------------------------------------------------------
 
 
 class Watcher:
     """Judges the rows of a run as they are logged, and says once when something is wrong."""
 
-    def __init__(self, folder: Path | str | None = None, every: int = EVERY, name: str = "live"):
+    def __init__(
+        self,
+        folder: Path | str | None = None,
+        every: int = EVERY,
+        name: str = "live",
+        bells: Sequence[Bell] = (),
+    ):
         self.folder = None if folder is None else Path(folder)
-        self.every, self.name = every, name
+        self.every, self.name, self.bells = every, name, tuple(bells)
         self.rows: list[dict[str, float]] = []
         self.found: Diagnosis | None = None
         self.said: set[str] = set()
@@ -174,7 +200,8 @@ class Watcher:
     def row(self, step: int | float, values: Mapping[str, Any]) -> Diagnosis | None:
         """Take one logged row; returns the diagnosis if it says something for the first time.
 
-        What it says is logged as a warning, with the path of the page where `folder` was given.
+        What it says is logged as a warning, with the path of the page where `folder` was given, and
+        rings the bells.
         """
         known = {str(k): number(v) for k, v in values.items()}
         kept = {k: v for k, v in known.items() if v is not None}
@@ -184,7 +211,7 @@ class Watcher:
         if len(self.rows) % self.every:
             return None
         self.found = diagnose_rows(self.rows, self.name)
-        news = self._news(self.found)
+        news = _alarming(self.found) - self.said
         if not news:
             return None
         self.said |= news
@@ -192,18 +219,20 @@ class Watcher:
         if self.folder is not None:
             page = f" See {write_pages([self.found], self.folder)}."
         log.warning("%s%s", status_line(self.found), page)
+        ring(self.bells, self.found)
         return self.found
 
-    def _news(self, found: Diagnosis) -> set[str]:
-        verdict = found.judged.verdict
-        bad = {verdict} if verdict in ("degrading", "collapsed") else set()
-        return (bad | {ring.name for ring in found.warnings}) - self.said
 
-
-def trl_callback(folder: Path | str | None = None, stop: bool = False, every: int = EVERY) -> Any:
+def trl_callback(
+    folder: Path | str | None = None,
+    stop: bool = False,
+    every: int = EVERY,
+    bells: Sequence[Bell] = (),
+) -> Any:
     """A callback for any transformers trainer, TRL's GRPOTrainer above all: add_callback(...).
 
-    With `stop` the training ends once the verdict is `collapsed`. Only the main process judges.
+    `bells` ring at each first warning and bad verdict. With `stop` the training ends once the
+    verdict is `collapsed`. Only the main process judges.
     """
     from transformers import TrainerCallback
 
@@ -211,7 +240,7 @@ def trl_callback(folder: Path | str | None = None, stop: bool = False, every: in
         """Hands what the trainer logs to a Watcher."""
 
         def __init__(self):
-            self.watcher = Watcher(folder, every)
+            self.watcher = Watcher(folder, every, bells=bells)
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             """Judge; transformers calls this wherever the trainer logs."""
@@ -230,14 +259,19 @@ class Collapsed(RuntimeError):
 
 
 def watch_tracking(
-    tracking: Any, folder: Path | str | None = None, stop: bool = False, every: int = EVERY
+    tracking: Any,
+    folder: Path | str | None = None,
+    stop: bool = False,
+    every: int = EVERY,
+    bells: Sequence[Bell] = (),
 ) -> Any:
     """Hook a verl `Tracking` object, or its class: all that it logs is judged as well.
 
     Patch the class once before training (`watch_tracking(verl.utils.tracking.Tracking)`), or one
-    object. Returns it. With `stop` raises Collapsed once the verdict is `collapsed`.
+    object. Returns it. `bells` ring as those of `trl_callback`. With `stop` raises Collapsed once
+    the verdict is `collapsed`.
     """
-    original, watcher = tracking.log, Watcher(folder, every)
+    original, watcher = tracking.log, Watcher(folder, every, bells=bells)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
