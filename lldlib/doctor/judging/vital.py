@@ -250,7 +250,8 @@ def _frozen(run: Run) -> Iterator[Sign]:
         names.append(name)
     if names:
         row = max(starts)
-        held = ", ".join(["the loss", *names[:2]]) + f" and {names[2]}" * (len(names) > 2)
+        named = ["the loss", *names[:3]]
+        held = f"{', '.join(named[:-1])} and {named[-1]}"
         says = f"{held} do not move at all since {_at(run, row)}"
         yield Sign("frozen", says, "dead", row)
 

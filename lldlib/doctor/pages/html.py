@@ -30,7 +30,8 @@ h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
 .verdict{color:#fff;border-radius:.5rem;padding:.9rem 1.1rem;font-size:1.25rem;font-weight:600}
 .verdict small{display:block;font-weight:400;font-size:.85rem;opacity:.92}
 img{max-width:100%;height:auto;margin:.8rem 0 0}
-.wide{overflow-x:auto}
+.wide{overflow-x:auto} .wide td,.wide th{overflow-wrap:normal}
+.wide td:first-child{overflow-wrap:anywhere;min-width:9rem}
 ul,ol{margin:.2rem 0;padding-left:1.4rem} li{margin:.25rem 0}
 .card{border:1px solid #d5dbe1;border-radius:.5rem;padding:.6rem .9rem;margin:.5rem 0}
 .card b{display:block} .small{color:#56616c;font-size:.88rem}
@@ -50,7 +51,7 @@ def as_html(found: Diagnosis) -> str:
         f'<p class="small">{_esc(kind_line(run))}</p>',
         *(f'<p class="card">Read with care: {_esc(line)}.</p>' for line in care(run)),
         f'<div class="verdict" style="background:{colour}">{_esc(head)}'
-        f"<small>{_esc(upper(rest) or judged.sentence)}{_esc(_likeness(found))}</small></div>",
+        f"<small>{_esc(f'{upper(rest) or judged.sentence} {_likeness(found)}')}</small></div>",
     ]
     if len(run.scored) and run.kind.word == "rl":
         parts.append(_img(_alt(found), figure(found), figure(found, narrow=True)))
@@ -68,7 +69,7 @@ def _likeness(found: Diagnosis) -> str:
     if not found.patterns:
         return ""
     tried = f" Try first: {lower(found.advice[0].do)}." if found.advice else ""
-    return f" What it looks like: {lower(found.patterns[0].title)}.{tried}"
+    return f"What it looks like: {lower(found.patterns[0].title)}.{tried}"
 
 
 def _html_section(title: str, lines: Sequence[str], found: Diagnosis) -> str:

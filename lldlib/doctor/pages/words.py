@@ -284,15 +284,19 @@ def _no_markup(line: str) -> str:
 
 
 def names_of(all_found: Sequence[Diagnosis]) -> list[str]:
-    """A name for each run: its own, with its folder where several runs share it."""
-    names = [printable(found.run.name) for found in all_found]
-    count = Counter(names)
-    return [
-        f"{printable(found.run.path.parent.name)}/{name}"
-        if count[name] > 1 and found.run.path is not None
-        else name
-        for name, found in zip(names, all_found, strict=True)
-    ]
+    """A name for each run: its own, with as many of its folders as tell it from the others."""
+    own = [printable(found.run.name) for found in all_found]
+    above = [() if f.run.path is None else f.run.path.parent.parts for f in all_found]
+    names = own
+    for depth in range(1, max(map(len, above), default=0) + 1):
+        count = Counter(names)
+        if max(count.values()) == 1:
+            break
+        names = [
+            printable("/".join([*parts[-depth:], name])) if count[before] > 1 and parts else before
+            for before, parts, name in zip(names, above, own, strict=True)
+        ]
+    return names
 
 
 def side_by_side(all_found: Sequence[Diagnosis]) -> list[tuple[str, ...]]:

@@ -20,6 +20,7 @@ TITLES: dict[Word, str] = {
     "none": "no training",
 }
 MANY = 3  # rows of one step from which on rows are answers, not steps
+ENOUGH_FOR_STEPS = 20  # rows without a step and with text under which a log is a summary
 FEW = 2  # rows up to which a log may be a summary
 
 _PREFERENCE = re.compile(
@@ -68,17 +69,24 @@ class Kind:
         return f"This is {self.title}" + (f": {self.by}" if self.by else "")
 
 
+NONE = Kind("none")
+
+
 def kind_of(log: Log) -> Kind:
     """The kind of a log that was read to its end."""
     names = {canonical(name): name for name in log.seen}
     words = {canonical(name): name for name in log.words}
     if any(ours in log.mapped for ours in _rewards(log, sure=True)):
         return Kind("rl", "you named its reward")
+    stepless = not any(read_name(name).step is not None for name in log.columns)
     sure, guessed = _rewards(log, sure=True), _rewards(log, sure=False)
     trains = _matching(_TRAINS, names)
     answers = _answers(log, names, words, trains)
     if answers:
         return Kind("answers", answers)
+    if stepless and words and not trains and log.rows < ENOUGH_FOR_STEPS:
+        shown = _some([*sure, *guessed, *log.words])
+        return Kind("summary", f"its {log.rows} rows hold {shown}, and no step") if shown else NONE
     preference, signs = _matching(_PREFERENCE, names), _matching(_RL, names)
     if preference and not (sure and signs):
         return Kind("preference", f"it logs {_some(preference)}")
@@ -97,7 +105,7 @@ def kind_of(log: Log) -> Kind:
         return _without_reward(log, names, [*supervised, *trains])
     if log.latest and log.rows <= FEW:
         return Kind("summary", f"it holds {_some(log.latest)} and no steps")
-    return Kind("none")
+    return NONE
 
 
 def _telling(log: Log) -> list[str]:
