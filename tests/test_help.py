@@ -151,6 +151,6 @@ def test_a_mapped_column_has_to_be_there(tmp_path, capsys):
     log.write_text("".join(f'{{"step": {i}, "reward": 0.5, "mine": 1}}\n' for i in range(30)))
     assert main(["diagnose", str(log), "--map", "reward=nosuch"]) == 2
     error = capsys.readouterr().err
-    assert "no column 'nosuch', which --map names; its columns: step, reward, mine" in error
+    assert "no column 'nosuch' to map; found its columns: step, reward, mine" in error
     assert error.count("\n") == 1
     assert main(["diagnose", str(log), "--map", "reward=mine"]) == 0
