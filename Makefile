@@ -61,7 +61,7 @@ $(ENGINES)/verl/stamp: $(VENV)/stamp
 	touch $@
 
 lab: setup  # JupyterLab on the notebooks
-	$(VENV)/bin/python -m jupyterlab notebooks
+	$(VENV)/bin/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 bench: setup  # speed, as ratios
 	$(VENV)/bin/python -m tests.bench

@@ -219,11 +219,7 @@ class DataConfig:
     index: str | None = None  # folder for bm25's index on disk, such as runs/index/wiki
     world: str = "atlas"  # world, where `train` is left out: atlas, shuffled, or sparks
     misses: Chance = 0.0  # probability that a search of "shuffled" finds a random passage
-    hop_weights: Hops = (
-        0.34,
-        0.33,
-        0.33,
-    )  # shares of 1, 2 and 3 hops in "shuffled"
+    hop_weights: Hops = (0.34, 0.33, 0.33)  # shares of 1, 2 and 3 hops in "shuffled"
     exam_half: ExamHalf = "validation"  # half asked in "shuffled"; test: not for choosing
 
 

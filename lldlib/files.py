@@ -148,6 +148,29 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+@contextmanager
+def remade_folder(folder: Path, command: str, mark: str, *made: str) -> Iterator[Path]:
+    """`new_folder` in the place of one that the command made before, of which no file stays.
+
+    `mark` is the name of a file that is in each folder that it makes, `made` are patterns of the
+    others' names. ValueError for a folder that holds anything else, before anything is made.
+    """
+
+    def refuse() -> None:
+        files = (mark, *made) if (folder / mark).is_file() else ()  # else a name proves nothing
+        refuse_foreign(folder, command, *files)
+        for inner in (path for path in folder.glob("*") if path.is_dir()):
+            raise ValueError(f"{folder} holds the folder {inner.name}: name a new folder")
+
+    folder = folder.resolve()
+    refuse()
+    with new_folder(folder) as fresh:
+        yield fresh
+        refuse()  # it may have got something meanwhile
+        for old in folder.glob("*"):
+            old.unlink()
+
+
 def _umask() -> int:
     """The mask of a new file's rights, which can only be read by setting it."""
     mask = os.umask(0o022)

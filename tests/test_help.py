@@ -1,11 +1,15 @@
 """What the command line says: every flag explains itself, near names, hints."""
 
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from lldlib.cli import commands, main
 
+ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = list(commands([]))
 # words with which a text begins that only the field's own name would complete
 CLINGING = {
@@ -135,12 +139,18 @@ def test_a_setting_without_a_meaning_is_one_line_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_make_lab_also_opens_for_root():
+    command = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True)
+    assert "-m jupyterlab" in command.stdout
+    assert ("--allow-root" in command.stdout) is (os.getuid() == 0)
+
+
 def test_a_mapped_column_has_to_be_there(tmp_path, capsys):
     """Without it the verdict would come from another column."""
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f'{{"step": {i}, "reward": 0.5, "mine": 1}}\n' for i in range(30)))
     assert main(["diagnose", str(log), "--map", "reward=nosuch"]) == 2
     error = capsys.readouterr().err
-    assert "no column 'nosuch', which --map names; its columns: step, reward, mine" in error
+    assert "no column 'nosuch' to map; found its columns: step, reward, mine" in error
     assert error.count("\n") == 1
     assert main(["diagnose", str(log), "--map", "reward=mine"]) == 0

@@ -194,10 +194,12 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
     )
     out = tmp_path / "mine"
     out.mkdir()
-    (out / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other things"):
-        prepare("nq", [file], out, heldout=1)
-    assert [path.name for path in out.iterdir()] == ["thesis.txt"]
+    for name in ("thesis.txt", "corpus.jsonl"):  # a name that a made folder may have proves nothing
+        (out / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"mine holds {name}, which prepare did not make"):
+            prepare("nq", [file], out, heldout=1)
+        assert [path.name for path in out.iterdir()] == [name]
+        (out / name).unlink()
     for _ in range(2):  # its own may be made again
         prepare("nq", [file], tmp_path / "own", heldout=1)
 

@@ -32,7 +32,7 @@ ZERO_MEANS = {  # something, in these fields: off, never, all, from the start, o
     *("demonstrations.filler_words", "demonstrations.filler_words_failing"),
     *("demonstrations.max_searches", "passage_tokens", "max_searches"),
 }
-ZERO_HERE = {("WarmstartConfig", "steps")}  # an untrained searcher
+ZERO_HERE = {("WarmstartConfig", "steps"), ("WarmstartConfig", "rows")}  # untrained; all
 NUMBERS = (int, float)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import bm25s
 from tqdm import tqdm
 
-from lldlib.files import new_folder, refuse_foreign, writing
+from lldlib.files import remade_folder, writing
 from lldlib.retrieval.passages import (
     Hit,
     Passage,
@@ -19,7 +19,7 @@ from lldlib.retrieval.passages import (
 )
 
 SOURCE = "source.json"  # which corpus file an index was made from
-MADE = (SOURCE, "*.index.json", "*.index.npy", "corpus.jsonl", "corpus.mmindex.json")
+MADE = ("*.index.json", "*.index.npy", "corpus.jsonl", "corpus.mmindex.json")
 
 
 class DiskRetriever(ScoredRetriever):
@@ -72,33 +72,21 @@ def build_index(corpus: Path | str, folder: Path | str) -> None:
     the scores). Raises what `read_corpus` raises, and ValueError where no passage holds a word or
     the folder holds anything but an index: only an index's own files are ever replaced.
     """
-    corpus, folder = Path(corpus), Path(folder).resolve()
-    _refuse_other(folder)
+    corpus, folder = Path(corpus), Path(folder)
     source = _fingerprint(corpus)
-    vocabulary: dict[str, int] = {}
-    numbers = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{p.title} {p.text}")]
-        for p in tqdm(read_corpus(corpus), desc=f"indexing {corpus.name}", disable=None)
-    ]
-    if not vocabulary:
-        raise ValueError(f"{corpus}: no passage holds a word")
-    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
-    index.index((numbers, vocabulary), create_empty_token=False, show_progress=False)
-    with new_folder(folder) as fresh:
+    with remade_folder(folder, "an index", SOURCE, *MADE) as fresh:
+        vocabulary: dict[str, int] = {}
+        numbers = [
+            [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{p.title} {p.text}")]
+            for p in tqdm(read_corpus(corpus), desc=f"indexing {corpus.name}", disable=None)
+        ]
+        if not vocabulary:
+            raise ValueError(f"{corpus}: no passage holds a word")
+        index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+        index.index((numbers, vocabulary), create_empty_token=False, show_progress=False)
         with writing(folder):
             index.save(fresh, corpus=map(asdict, read_corpus(corpus)), show_progress=False)
             (fresh / SOURCE).write_text(json.dumps(source), encoding="utf-8")
-        _refuse_other(folder)  # it may have got something while this went on
-        for old in folder.glob("*"):
-            old.unlink()
-
-
-def _refuse_other(folder: Path) -> None:
-    """ValueError for a folder that is neither empty nor an index, nor to be made."""
-    whole = (folder / SOURCE).is_file()  # a lone corpus.jsonl is no index's
-    refuse_foreign(folder, "an index", *(MADE if whole else ()))
-    if any(path.is_dir() for path in folder.glob("*")):
-        raise ValueError(f"{folder} holds folders: name the index's own, such as {folder / 'wiki'}")
 
 
 def _fingerprint(corpus: Path) -> dict[str, str | int] | None:

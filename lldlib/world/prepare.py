@@ -8,19 +8,19 @@ import csv
 import importlib.util
 import json
 import random
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lldlib.files import open_text, read_jsonl, write_json
+from lldlib.files import open_text, read_jsonl, remade_folder, write_json
 from lldlib.retrieval.passages import read_corpus
 from lldlib.world.answers import normalise_answer
 
 # all that a folder made here holds; one with anything else is left alone
-MADE = {"train.jsonl", "heldout.jsonl", "corpus.jsonl", "prepared.json"}
+PREPARED = "prepared.json"  # in every folder that was made here
+MADE = ("train.jsonl", "heldout.jsonl", "corpus.jsonl")
 HELD_OUT_SEED = 0
 PARTS = {"train": ("train",), "heldout": ("dev", "valid", "test")}  # words of a file's name
 
@@ -240,19 +240,11 @@ def prepare(name: str, files: Iterable[Path], out: Path, *, heldout: int = 500) 
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(f"{missing[0]}: no such file; {name} is {where}")
     out = Path(out)
-    if out.exists() and not {path.name for path in out.iterdir()} <= MADE:
-        raise ValueError(f"{out} holds other things: give a new folder")
-    fresh = out.with_name(f"{out.name}.tmp")  # a kill or an error leaves the old folder or none
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
+    with remade_folder(out, "prepare", PREPARED, *MADE) as fresh:
         counts = (
             _questions(source, files, fresh, heldout) if source else _passages_only(files, fresh)
         )
-        write_json(fresh / "prepared.json", {"name": name, **vars(counts)})
-        shutil.rmtree(out, ignore_errors=True)
-        fresh.replace(out)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        write_json(fresh / PREPARED, {"name": name, **vars(counts)})
     return counts
 
 
