@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from bench import __main__ as bench_main
-from bench import overhead, rollouts, steps, trl_worker
+from bench import overhead, rollouts, starting, steps, trl_worker
 from bench.search_r1 import SearchR1Loop
 from bench.timing import Measurement, quartiles, table
 from bench.trainer import TimedTrainer
@@ -248,3 +248,11 @@ def test_a_row_shows_median_quartiles_and_verdict():
     assert Measurement("other", [2.0]).met is None
     assert quartiles([5.0]) == (5.0, 5.0, 5.0)
     assert len(table([fast, cheap]).splitlines()) == 4
+
+
+def test_a_start_shows_the_least_of_its_repeats(monkeypatch):
+    told = iter([(0.4, 0.3), (0.2, 0.1), (0.6, 0.5), (0.7, 0.2)])
+    monkeypatch.setattr(starting, "seconds", lambda arguments: next(told))
+    first, second = starting.report(repeats=2).splitlines()[2:]
+    assert first == "| import lldlib | 0.20 | 0.10 | ≤ 0.3 | yes |"
+    assert second == "| lldlib --help | 0.60 | 0.20 | ≤ 0.5 | NO |"
