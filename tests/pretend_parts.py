@@ -41,7 +41,7 @@ from lldlib.train.run import TrainingRun
 from lldlib.train.supervised import SftRun
 from lldlib.train.trainer import Trainer
 from lldlib.types import Batch
-from lldlib.world import atlas, environment
+from lldlib.world import atlas
 from lldlib.world.benchmarks import Task
 from lldlib.world.registry import open_environment
 
@@ -282,8 +282,7 @@ def what_is_refused(guesser, folder):
 
 def main(guesser: str, folder: Path) -> None:
     atlas.HELDOUT_QUESTIONS, atlas.TRAIN_QUESTIONS, setup.PROBE_ROWS = 6, 60, 6
-    rules = dataclasses.replace(environment.RULES["qa"], reward=even)
-    environment.RULES["qa"] = rules
+    atlas.ATLAS = dataclasses.replace(atlas.ATLAS, reward=even)
     torch.cuda.get_device_name = lambda device: NAME
     with pretend():
         for name, function in PARTS.items():

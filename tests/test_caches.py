@@ -104,9 +104,7 @@ def test_waves_do_not_meet(held, monkeypatch, kind):
 def test_nothing_holds_more_rows_than_fit_counts(held, monkeypatch, guesser, tmp_path, at_once):
     """192 rows are asked for the probe set, 120 in the exam, 12 in training and afresh."""
     limits = RolloutConfig(problems=3, group_size=4, max_tokens=40, at_once=at_once)
-    config = TrainConfig(
-        policy=guesser, steps=1, updates_per_batch=2, fresh_every=1, eval_every=1, rollout=limits
-    )
+    config = TrainConfig(policy=guesser, steps=1, updates_per_batch=2, eval_every=1, rollout=limits)
     rows = at_once or 12
     shape = Shape(update_rows=6, rollout_rows=rows, tokens=40)
     settings = {"quantize": None, "lora": None, "dtype": "float32", "reference": True}
@@ -114,10 +112,11 @@ def test_nothing_holds_more_rows_than_fit_counts(held, monkeypatch, guesser, tmp
 
     run = TrainingRun(config, tmp_path / "run")
     assert held.most() == rows, "probe set"
-    run.trainer._collect()
-    assert held.most() == rows, "training"
     run.trainer.step()
-    assert held.most() == rows, "training and afresh"
+    assert held.most() == rows, "training"
+    run.trainer.turn(fresh_every=1)
+    assert "fresh" in " ".join(run.trainer.step()[0])
+    assert held.most() == rows, "afresh"
     run.heldout_metrics()
     assert held.most() == rows, "exams"
     heldout_em(run.setting.policy, run.setting.environment, limits)
