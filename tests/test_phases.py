@@ -181,7 +181,7 @@ def test_a_slow_wear_before_a_steep_fall_is_not_the_fall():
     reward = line((0, 0.8), (30, 0.6), (34, 0.0), (60, 0.0))  # .0067 a batch, then .15
     assert find_collapse(reward).began == 30
     bent = line((0, 0.8), (30, 0.8), (34, 0.5), (38, 0.0), (60, 0.0))  # .075, then .125: one fall
-    assert find_collapse(bent).began == 30
+    assert find_collapse(bent).began == 31
 
 
 def test_a_reward_that_comes_back_ends_a_collapse_where_it_began_to_climb():
