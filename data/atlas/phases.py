@@ -122,7 +122,7 @@ def picture(judged: pd.DataFrame) -> Figure:
         column[0].set_title(kind, fontsize=SMALL)
     handles = [Patch(facecolor=c, edgecolor="0.6", label=phase) for phase, c in SHADES.items()]
     figure.legend(
-        handles=handles, fontsize=SMALL, frameon=False, loc="outside lower center", ncols=5
+        handles=handles, fontsize=SMALL, frameon=False, loc="outside upper center", ncols=5
     )
     figure.supxlabel(
         "rollout batch. Black: reward; orange: probe log-prob (nats a token). Shades: the rule "
