@@ -139,6 +139,11 @@ def test_ctrl_c_names_the_command_that_goes_on(quick, tmp_path, capsys, monkeypa
     expected = f"stopped; it goes on from batch 2 with: lldlib train --out {out} --resume"
     assert said == expected
     monkeypatch.undo()
+    run = TrainingRun(train_config("grpo", 0), out, resume=True)
+    monkeypatch.setattr(run, "step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.run()  # its object stays, as in a notebook, and holds the folder no more
+    monkeypatch.undo()
     assert main(said.partition("lldlib ")[2].split()) == 0
     assert len(Run(out).metrics) == 3
 

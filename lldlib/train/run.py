@@ -189,12 +189,14 @@ class TrainingRun:
         return exam_scores(self.setting, self.config.rollout)
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> Run:
-        """Run to the configured number of batches."""
-        while self.next_batch < self.config.steps:
-            metrics = self.step()
-            if on_step:
-                on_step(self.next_batch - 1, metrics)
-        self.writer.close()
+        """Run to the configured number of batches; stopped in its midst, it leaves the folder."""
+        try:
+            while self.next_batch < self.config.steps:
+                metrics = self.step()
+                if on_step:
+                    on_step(self.next_batch - 1, metrics)
+        finally:  # so that a new TrainingRun may resume it, also in the same notebook
+            self.writer.close()
         return Run(self.out)
 
 
