@@ -148,3 +148,13 @@ def test_verl_at_weight_0_logs_likelihood_and_keeps_its_loss():
         "actor/displacement_positive",
         "actor/displacement_all",
     }
+
+
+def test_the_doctor_knows_what_verl_logs():
+    from lldlib.doctor.page import diagnose_rows
+
+    row = {"critic/score/mean": 0.5, "actor/entropy": 0.4}
+    told = {"actor/likelihood_positive": -0.3, "actor/displacement_positive": -0.01}
+    found = diagnose_rows([row | told | {"step": step} for step in range(20)])
+    assert found.run.columns["likelihood"] == "actor/likelihood_positive"
+    assert found.run.columns["displacement"] == "actor/displacement_positive"

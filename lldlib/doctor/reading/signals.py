@@ -329,7 +329,7 @@ SIGNALS: dict[str, Signal] = {
     "displacement": Signal(
         "change of correct answers by the updates",
         "nats a token",
-        ("displacement/correct_token",),
+        ("displacement/correct_token", "actor/displacement_positive"),
         "likelihood displacement",
     ),
     "probe": Signal(
@@ -341,7 +341,7 @@ SIGNALS: dict[str, Signal] = {
     "likelihood": Signal(
         "log-probability of the batch's correct answers",
         "nats a token",
-        ("likelihood/correct", "logps/chosen", "logp/correct"),
+        ("likelihood/correct", "logps/chosen", "logp/correct", "actor/likelihood_positive"),
         "likelihood displacement",
     ),
     "sampler_gap": Signal(
