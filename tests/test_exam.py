@@ -201,6 +201,6 @@ def test_a_folder_belongs_to_one_way_of_asking(tmp_path):
     with pytest.raises(ValueError, match="'0' was another question"):
         exam(policy, tmp_path).ask(QA, [Question("0", "other", ("x",))], progress=False)
     for wrong in ({"rows": 0}, {"limit": 0}):
-        with pytest.raises(ValueError, match="must be at least 1"):
+        with pytest.raises(ValueError, match="is 0: use a whole number of 1 or more"):
             exam(policy, tmp_path / "new", **wrong)
     assert not (tmp_path / "new").exists()
