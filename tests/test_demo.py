@@ -122,10 +122,10 @@ def test_the_table_is_aligned():
     row = dict.fromkeys(KEYS, None) | {"arm": "grpo", "seed": 0, "peak_reward": 0.6875}
     lines = table([row, row | {"arm": "llds", "collapsed_at": 63}]).splitlines()
     titles = (
-        "arm seed peak reward end reward collapsed at alarm at held-out EM seconds EM at start "
-        "best EM greedy at start greedy EM"
+        "arm seed peak reward end reward collapsed at known at alarm at held-out EM seconds "
+        "EM at start best EM greedy at start greedy EM"
     )
     assert lines[0].split() == titles.split()
-    assert lines[1].split() == ["grpo", "0", "0.688", *"---------"]
-    assert lines[2].split() == ["llds", "0", "0.688", "-", "63", *"-------"]
+    assert lines[1].split() == ["grpo", "0", "0.688", *"----------"]
+    assert lines[2].split() == ["llds", "0", "0.688", "-", "63", *"--------"]
     assert len({len(line) for line in lines}) == 1
