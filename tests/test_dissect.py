@@ -7,7 +7,7 @@ from helpers import MICRO, answered, micro_trainer
 
 from lldlib.recipes import method
 from lldlib.train import trainer as train
-from lldlib.train.studies import dissect
+from lldlib.train.dissect import dissect
 from lldlib.world.environment import RULES
 
 
