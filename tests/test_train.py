@@ -13,7 +13,6 @@ from helpers import (
     BARE,
     MICRO,
     after,
-    answered,
     micro_trainer,
     naive_logits,
     random_batch,
@@ -38,13 +37,8 @@ from lldlib.runs.glossary import describe
 from lldlib.seeds import seed_for
 from lldlib.train import measure
 from lldlib.train import trainer as train
-from lldlib.world.environment import RULES
 
-
-@pytest.fixture(autouse=True)
-def answering_pays(monkeypatch):
-    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
+pytestmark = pytest.mark.usefixtures("answering_pays")
 
 
 def untimed(metrics: dict) -> dict:
