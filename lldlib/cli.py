@@ -156,7 +156,7 @@ def demo(
     from lldlib.policy.load import BUILT_IN
     from lldlib.show.curves import collapse_figure
     from lldlib.show.style import save
-    from lldlib.train import studies
+    from lldlib.train import demo as study
 
     if not seeds:
         raise ValueError("no seeds: give at least one, such as --seeds 0 1")
@@ -164,14 +164,14 @@ def demo(
     require("jobs", jobs, Count)
     if policy not in BUILT_IN and not Path(policy).exists():  # seen here, not in every worker
         raise ValueError(f"{unknown('policy', policy, BUILT_IN)} (or a policy's folder)")
-    claim(out, "demo", *(f"{arm}-seed*" for arm in studies.NAMES), "figure.png", "summary.json")
+    claim(out, "demo", *(f"{arm}-seed*" for arm in study.NAMES), "figure.png", "summary.json")
     try:
-        rows, runs, failures = studies.demo(out, seeds, jobs, policy=policy, steps=steps)
+        rows, runs, failures = study.demo(out, seeds, jobs, policy=policy, steps=steps)
     except KeyboardInterrupt:
         return _stopped(AGAIN)
     if rows:
         figure = save(collapse_figure(runs), out / "figure.png")
-        print(f"\n{studies.table(rows)}\n\n{studies.verdict(rows)}\n")
+        print(f"\n{study.table(rows)}\n\n{study.verdict(rows)}\n")
         print(f"figure:  {figure}\nsummary: {out / 'summary.json'}")
     return _complain(failures)
 

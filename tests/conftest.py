@@ -3,6 +3,7 @@
 The package is imported inside them only: pytest's shape checker must be in place first.
 """
 
+import dataclasses
 import os
 import random
 import signal
@@ -69,6 +70,16 @@ def guesser(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("guesser")
     save_policy(policy, folder)
     return str(folder)
+
+
+@pytest.fixture
+def answering_pays(monkeypatch) -> None:
+    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
+    from helpers import answered
+
+    from lldlib.world.environment import RULES
+
+    monkeypatch.setitem(RULES, "qa", dataclasses.replace(RULES["qa"], reward=answered))
 
 
 @pytest.fixture

@@ -5,15 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import MICRO, answered, micro_trainer
+from helpers import MICRO, micro_trainer
 
-from lldlib.world.environment import RULES
-
-
-@pytest.fixture(autouse=True)
-def answering_pays(monkeypatch):
-    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
+pytestmark = pytest.mark.usefixtures("answering_pays")
 
 
 def trained_on(rewards: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,8 +7,8 @@ import sys
 
 from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
+from lldlib.train.demo import demo, table, verdict
 from lldlib.train.run import describe, status
-from lldlib.train.studies import demo, table, verdict
 
 KEYS = [
     "arm",

@@ -65,8 +65,8 @@ def test_displacement_action_skips_the_responses_that_lack_it():
 def test_displacement_threshold_is_strict():
     half = torch.tensor([0.5, 0.4, 0.0])
     assert is_nan(diagnostics.displacement(OLD, OLD + CHANGE, half, MASK)["displacement/correct"])
-    low = diagnostics.displacement(OLD, OLD + CHANGE, half, MASK, threshold=0.45)
-    assert low["displacement/correct"] == pytest.approx(-1)
+    over = diagnostics.displacement(OLD, OLD + CHANGE, half + 0.01, MASK)
+    assert over["displacement/correct"] == pytest.approx(-1)
 
 
 def test_displacement_without_a_correct_row_is_nan_there_alone():

@@ -1,22 +1,16 @@
 """One batch taken apart."""
 
-from dataclasses import replace
-
 import pytest
-from helpers import MICRO, answered, micro_trainer
+from helpers import MICRO, micro_trainer
 
 from lldlib.recipes import method
 from lldlib.train import trainer as train
-from lldlib.train.studies import dissect
-from lldlib.world.environment import RULES
+from lldlib.train.dissect import dissect
+
+pytestmark = pytest.mark.usefixtures("answering_pays")
 
 
-@pytest.fixture
-def any_answer_is_right(monkeypatch):
-    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
-
-
-def test_a_batch_token_by_token(any_answer_is_right):
+def test_a_batch_token_by_token():
     trainer, loss = (
         micro_trainer(),
         method("lp_reg_llds", lp_reg_quantile=0.5, lp_reg_threshold=0.0),
@@ -37,7 +31,7 @@ def test_a_batch_token_by_token(any_answer_is_right):
     assert any(t.gate_open for t in tokens) and any(t.protected for t in tokens)
 
 
-def test_the_weights_move_as_in_any_step(any_answer_is_right):
+def test_the_weights_move_as_in_any_step():
     one, other = micro_trainer(), micro_trainer()
     dissect(one, method("lp_reg_llds"))
     assert isinstance(other, train.Trainer)

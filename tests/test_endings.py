@@ -152,7 +152,7 @@ def test_ctrl_c_names_the_command_that_goes_on(quick, tmp_path, capsys, monkeypa
     ("command", "fails"),
     [
         (["sweep", "--grid", "method=grpo", "seed=0"], "lldlib.train.sweep.train_with_bar"),
-        (["demo"], "lldlib.train.studies.demo"),
+        (["demo"], "lldlib.train.demo.demo"),
     ],
 )
 def test_ctrl_c_in_many_runs_says_how_to_go_on(command, fails, tmp_path, capsys, monkeypatch):

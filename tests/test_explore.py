@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from lldlib.config import LossConfig
 from lldlib.show.tokens import record_tokens
 from lldlib.show.widgets import GateCase, gate_values, proxy_values
-from lldlib.train.studies import batch_tokens
+from lldlib.train.dissect import batch_tokens
 from lldlib.types import Batch
 
 MASK = torch.tensor([[True, True, False, True], [True, True, False, False]])

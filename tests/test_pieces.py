@@ -4,16 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import MICRO, answered, micro_trainer, weights
+from helpers import MICRO, micro_trainer, weights
 
 from lldlib.recipes import METHODS
-from lldlib.world.environment import RULES
 
-
-@pytest.fixture(autouse=True)
-def answering_pays(monkeypatch):
-    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
+pytestmark = pytest.mark.usefixtures("answering_pays")
 
 
 EVERY_TERM = {

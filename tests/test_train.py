@@ -13,7 +13,6 @@ from helpers import (
     BARE,
     MICRO,
     after,
-    answered,
     micro_trainer,
     naive_logits,
     random_batch,
@@ -38,13 +37,8 @@ from lldlib.runs.glossary import describe
 from lldlib.seeds import seed_for
 from lldlib.train import measure
 from lldlib.train import trainer as train
-from lldlib.world.environment import RULES
 
-
-@pytest.fixture(autouse=True)
-def answering_pays(monkeypatch):
-    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
+pytestmark = pytest.mark.usefixtures("answering_pays")
 
 
 def untimed(metrics: dict) -> dict:
@@ -191,13 +185,13 @@ def test_the_gradient_is_clipped_for_the_update_only(monkeypatch):
 
 def test_llds_is_exactly_nothing_at_the_first_update(monkeypatch):
     """Also where the scores before the update are rounded otherwise than those in it."""
-    real = train.prepare
+    real = train.make_experience
 
     def rounded(*args):
-        prepared = real(*args)
-        return replace(prepared, old=replace(prepared.old, logp=prepared.old.logp + 1e-4))
+        experience = real(*args)
+        return replace(experience, old=replace(experience.old, logp=experience.old.logp + 1e-4))
 
-    monkeypatch.setattr(train, "prepare", rounded)
+    monkeypatch.setattr(train, "make_experience", rounded)
     once = replace(MICRO, updates_per_batch=1)
     plain, _ = after(once, 3)
     llds, metrics = after(replace(once, loss=replace(BARE, llds_coef=10.0)), 3)
@@ -317,7 +311,9 @@ def test_nthr_group_by_group_is_nthr_of_the_whole_batch():
     run = micro_trainer(config)
     _, batch = run.collect()
     whole, parts = (
-        train.prepare(run.policy.model, run.reference, batch, 0.0, settings).negative_token_weights
+        train.make_experience(
+            run.policy.model, run.reference, batch, 0.0, settings
+        ).negative_token_weights
         for settings in (config, replace(config, micro_rows=2))
     )
     assert torch.allclose(parts, whole) and (whole < 1).any()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import BARE, MICRO, after, answered, micro_trainer, same, spied, weights
+from helpers import BARE, MICRO, after, micro_trainer, same, spied, weights
 from torch import nn
 
 from lldlib.config import DataConfig, LoadConfig, LossConfig
@@ -14,11 +14,7 @@ from lldlib.policy.optimizer import make_optimizer, pack, unpack
 from lldlib.train import trainer as train
 from lldlib.world.environment import RULES
 
-
-@pytest.fixture(autouse=True)
-def answering_pays(monkeypatch):
-    """A random policy never answers right, so any answer is worth 1 here: groups are mixed."""
-    monkeypatch.setitem(RULES, "qa", replace(RULES["qa"], reward=answered))
+pytestmark = pytest.mark.usefixtures("answering_pays")
 
 
 # -- batches from which nothing can be learned ---------------------------------------------------

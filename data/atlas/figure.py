@@ -5,7 +5,7 @@ from pathlib import Path
 from lldlib.runs.folder import Run
 from lldlib.show.curves import collapse_figure
 from lldlib.show.style import save
-from lldlib.train.studies import NAMES
+from lldlib.train.demo import NAMES
 
 HERE = Path(__file__).parent
 

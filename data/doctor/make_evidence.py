@@ -133,7 +133,7 @@ def _fingerprint(run: Run) -> str:
 # -- odds ------------------------------------------------------------------------------------------
 
 
-def odds(warning: ringing.Warning_, groups: Sequence[list[Run]]) -> dict:
+def odds(warning: ringing.EarlyWarning, groups: Sequence[list[Run]]) -> dict:
     """The threshold, and how it did on each group when it was set on all the others."""
     facts = [[_facts(warning, run) for run in runs] for runs in groups]
     facts = [[f for f in group if f is not None] for group in facts]
@@ -161,7 +161,7 @@ def odds(warning: ringing.Warning_, groups: Sequence[list[Run]]) -> dict:
     }
 
 
-def _facts(warning: ringing.Warning_, run: Run) -> tuple | None:
+def _facts(warning: ringing.EarlyWarning, run: Run) -> tuple | None:
     """(row of the fall or None, for each threshold the row at which it rings or None)."""
     strength = warning.strength(run)
     if not np.isfinite(strength).any():

@@ -16,6 +16,7 @@ from lldlib.losses.lp_reg import Selection
 from lldlib.types import Episode, Span, StopReason
 
 ACTIONS = 4  # actions of a response that are reported one by one
+RIGHT = 0.5  # a response of a larger reward counts as correct
 RARE = 0.05  # a token less probable than this counts as low-probability mass
 NAN = float("nan")
 
@@ -30,13 +31,11 @@ def displacement(
     new_logp: Float[Tensor, "B T"],
     rewards: Float[Tensor, " B"],
     action_mask: Bool[Tensor, "B T"],
-    *,
-    threshold: float = 0.5,
 ) -> dict[str, float]:
     """Lazy likelihood displacement: how far a batch's updates moved its own responses, in nats.
 
     Delta_i = sum_t (new_logp - old_logp) over the action tokens of response i, which is correct
-    where reward > `threshold`. Keys: `displacement/correct` and `/incorrect`, the mean of Delta_i;
+    where reward > RIGHT. Keys: `displacement/correct` and `/incorrect`, the mean of Delta_i;
     `/correct_token` and `/incorrect_token`, the mean per action token; `/action_k`, over correct
     responses that have a k-th action, the mean of its sum divided by its tokens; `/share_fallen`,
     the share of correct responses with Delta_i < 0. Rows without an action token are no responses.
@@ -46,8 +45,8 @@ def displacement(
     change = torch.where(action_mask, new_logp - old_logp, 0.0)
     total = change.sum(1)
     present = action_mask.any(1)
-    correct = (rewards > threshold) & present
-    incorrect = ~(rewards > threshold) & present
+    correct = (rewards > RIGHT) & present
+    incorrect = ~(rewards > RIGHT) & present
     report = {
         "displacement/correct": _mean(total[correct]),
         "displacement/incorrect": _mean(total[incorrect]),
@@ -90,14 +89,13 @@ def fresh_displacement(
     action_mask: Bool[Tensor, "B T"],
     *,
     trained_on: float,
-    threshold: float = 0.5,
 ) -> dict[str, float]:
     """What training costs where nothing was trained: rollouts of the old policy, only measured.
 
     They are of the trained questions. The expected new - old log-prob of their responses is
     -KL(old || new) <= 0 whatever the updates did, so a displacement means something above this
     baseline only. Keys, the mean over action tokens in nats: `displacement/fresh_token`, all rows;
-    `/fresh_correct_token`, reward > `threshold`; `/fresh_mixed_token`, A > 0 among themselves; and
+    `/fresh_correct_token`, reward > RIGHT; `/fresh_mixed_token`, A > 0 among themselves; and
     `displacement/trained`, `trained_on` (the batch's `mixed_token`) - `fresh_mixed_token`.
     """
     change = new_logp - old_logp
@@ -105,7 +103,7 @@ def fresh_displacement(
     return {
         "displacement/fresh_token": masked_mean(change, action_mask),
         "displacement/fresh_correct_token": masked_mean(
-            change, action_mask & (rewards > threshold)[:, None]
+            change, action_mask & (rewards > RIGHT)[:, None]
         ),
         "displacement/fresh_mixed_token": fresh,
         "displacement/trained": trained_on - fresh,
@@ -116,17 +114,15 @@ def likelihood(
     logp: Float[Tensor, "B T"],
     rewards: Float[Tensor, " B"],
     action_mask: Bool[Tensor, "B T"],
-    *,
-    threshold: float = 0.5,
 ) -> dict[str, float]:
     """Mean log-prob of an action token, in nats, of a batch's correct and incorrect responses.
 
-    Keys: `likelihood/correct` (reward > `threshold`), `likelihood/incorrect`, and
+    Keys: `likelihood/correct` (reward > RIGHT), `likelihood/incorrect`, and
     `likelihood/action_k`, over the tokens of the k-th action of correct responses. The responses
     change from batch to batch, so this rises when the policy sharpens; `probe_report` holds the
     responses fixed. Source: LLDS (arXiv 2512.04220v2) Fig. 5, 9a.
     """
-    correct = action_mask & (rewards > threshold)[:, None]
+    correct = action_mask & (rewards > RIGHT)[:, None]
     return {
         "likelihood/correct": masked_mean(logp, correct),
         "likelihood/incorrect": masked_mean(logp, action_mask & ~correct),

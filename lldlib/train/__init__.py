@@ -1,4 +1,4 @@
-"""The training loop (`trainer`, `prepare`, `measure`), runs (`run`, `sweep`), and warm starts.
+"""The training loop (`trainer`, `experience`, `measure`), runs (`run`, `sweep`), and warm starts.
 
 May import: files, types, config, seeds, recipes, losses, retrieval, world, runs, policy, rollout,
 evaluate.

@@ -13,20 +13,20 @@ from lldlib.losses.objective import policy_only
 from lldlib.policy.optimizer import trainable
 from lldlib.policy.score import Scores, backward_through, next_probability
 from lldlib.runs import measures
-from lldlib.train.prepare import Prepared, scored
+from lldlib.train.experience import Experience, scored
 from lldlib.types import Batch, Episode, WatchedWords
 
 # -- before the updates --------------------------------------------------------------------------
 
 
-def negative_share(model: nn.Module, prepared: Prepared, config: TrainConfig) -> float:
+def negative_share(model: nn.Module, experience: Experience, config: TrainConfig) -> float:
     """Share of negative-advantage rows in the policy term's gradient: of two norms' sum.
 
     Over all rows, where old and new policy are one.
     """
-    batch, old, bare = prepared.batch, prepared.old, policy_only(config.loss)
+    batch, old, bare = experience.batch, experience.old, policy_only(config.loss)
     norms = []
-    for kept in (prepared.advantages.clamp(max=0), prepared.advantages.clamp(min=0)):
+    for kept in (experience.advantages.clamp(max=0), experience.advantages.clamp(min=0)):
         inputs = LossInputs(
             logp=old.logp.clone().requires_grad_(),
             old_logp=old.logp,
@@ -34,7 +34,7 @@ def negative_share(model: nn.Module, prepared: Prepared, config: TrainConfig) ->
             action_mask=batch.action_mask,
             answer_mask=batch.answer_mask,
             entropy=old.entropy,
-            negative_token_weights=prepared.negative_token_weights,
+            negative_token_weights=experience.negative_token_weights,
             generator=torch.Generator(),  # of its own: that of the updates stays as it is
         )
         compute_loss(bare, inputs)[0].backward()
@@ -68,10 +68,10 @@ def _norm_through(
 
 @torch.no_grad()
 def of_batch(
-    model: nn.Module, prepared: Prepared, episodes: Sequence[Episode], config: TrainConfig
+    model: nn.Module, experience: Experience, episodes: Sequence[Episode], config: TrainConfig
 ) -> dict[str, float]:
     """What a batch earned and how likely it was, and what its updates did to it."""
-    batch, scores, advantages = prepared.batch, prepared.old, prepared.advantages
+    batch, scores, advantages = experience.batch, experience.old, experience.advantages
     new, mask = scored(model, batch, config).logp, batch.action_mask
     std = batch.rewards.view(-1, config.rollout.group_size).std(1)
     return {

@@ -1,6 +1,6 @@
 """The training loop, readable top to bottom: roll out, score, update several times.
 
-What the updates read is made in `prepare`, and what is measured of them in `measure`.
+What the updates read is made in `experience`, and what is measured of them in `measure`.
 
 Randomness is a function of (seed, step, purpose), never a running stream, so a run resumed or
 branched at a step draws what an unbroken one would have drawn.
@@ -26,7 +26,7 @@ from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.seeds import seed_for
 from lldlib.train import measure
-from lldlib.train.prepare import Prepared, prepare, scored
+from lldlib.train.experience import Experience, make_experience, scored
 from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
@@ -76,13 +76,14 @@ class Trainer:
         episodes, batch = self.collect()
         rolled = time.perf_counter()
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
-        prepared = prepare(self.policy.model, self.reference, batch, searches, self.config)
+        models = self.policy.model, self.reference
+        experience = make_experience(*models, batch, searches, self.config)
         scored_at = time.perf_counter()
-        metrics, fresh = self._measure_before(prepared, episodes)
+        metrics, fresh = self._measure_before(experience, episodes)
         ready = time.perf_counter()
-        metrics |= self._update(prepared)
+        metrics |= self._update(experience)
         updated = time.perf_counter()
-        metrics |= self._measure_after(prepared, episodes, fresh)
+        metrics |= self._measure_after(experience, episodes, fresh)
         metrics |= self._follow(metrics["displacement/mixed_token"])
         metrics |= {
             "time/rollout": rolled - started,
@@ -124,9 +125,9 @@ class Trainer:
         order = torch.rand(groups.shape, generator=generator).argsort(1).to(rewards.device)
         return groups.gather(1, order).flatten()
 
-    def _update(self, prepared: Prepared) -> dict[str, float]:
+    def _update(self, experience: Experience) -> dict[str, float]:
         """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
-        rows = len(prepared.advantages)
+        rows = len(experience.advantages)
         count = min(self.config.updates_per_batch, rows)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed("order")))
         draws = torch.Generator().manual_seed(self._seed("dropped"))
@@ -135,10 +136,10 @@ class Trainer:
         adjust(self.optimizer, lr=rate, betas=self.config.betas)
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
-            inputs = self._inputs(prepared, chosen, number, draws)
+            inputs = self._inputs(experience, chosen, number, draws)
             loss, numbers = compute_loss(self.objective, inputs)
             pieces = None if self._is_whole(chosen) else chosen
-            norms.append(self._apply(loss, inputs, prepared, pieces))
+            norms.append(self._apply(loss, inputs, experience, pieces))
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
@@ -168,9 +169,9 @@ class Trainer:
         return {"llds/weight": used}
 
     def _inputs(
-        self, prepared: Prepared, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
+        self, experience: Experience, rows: Int[Tensor, " n"], number: int, draws: torch.Generator
     ) -> LossInputs:
-        part, toward = prepared.minibatch(rows)
+        part, toward = experience.minibatch(rows)
         width = part.tokens.shape[1]
 
         def cut(values: Tensor | None) -> Tensor | None:
@@ -186,17 +187,17 @@ class Trainer:
             logp=new.logp,
             # Before the first update both policies are one; the rounding of another batch shape
             # must not open a gate.
-            old_logp=new.logp.detach() if number == 0 else cut(prepared.old.logp),
-            advantages=prepared.advantages[rows],
+            old_logp=new.logp.detach() if number == 0 else cut(experience.old.logp),
+            advantages=experience.advantages[rows],
             action_mask=part.action_mask,
             answer_mask=part.answer_mask,
             entropy=new.entropy,
-            ref_logp=cut(prepared.ref_logp),
-            proxy_logp=cut(prepared.old.proxy_logp),
-            negative_token_weights=cut(prepared.negative_token_weights),
-            mean_valid_searches=prepared.mean_valid_searches,
+            ref_logp=cut(experience.ref_logp),
+            proxy_logp=cut(experience.old.proxy_logp),
+            negative_token_weights=cut(experience.negative_token_weights),
+            mean_valid_searches=experience.mean_valid_searches,
             generator=draws,
-            low_logp=prepared.low_logp,
+            low_logp=experience.low_logp,
             proxy_kl=new.proxy_kl,
         )
 
@@ -208,7 +209,7 @@ class Trainer:
         self,
         loss: Float[Tensor, ""],
         inputs: LossInputs,
-        prepared: Prepared,
+        experience: Experience,
         pieces: Int[Tensor, " n"] | None,
     ) -> float | None:
         """One optimiser update; what is not finite is skipped, counted, never applied.
@@ -220,7 +221,7 @@ class Trainer:
         if torch.isfinite(loss) and loss.requires_grad:
             loss.backward()
             if pieces is not None:
-                part, toward = prepared.minibatch(pieces)
+                part, toward = experience.minibatch(pieces)
                 leaves = Scores(inputs.logp, inputs.entropy, proxy_kl=inputs.proxy_kl)
                 temperature, size = self.config.rollout.temperature, self.config.micro_rows
                 backward_through(self.policy.model, part, leaves, temperature, size, toward)
@@ -234,7 +235,7 @@ class Trainer:
     # -- measurements --------------------------------------------------------------------------
 
     def _measure_before(
-        self, prepared: Prepared, episodes: list[Episode]
+        self, experience: Experience, episodes: list[Episode]
     ) -> tuple[dict[str, float], tuple[Batch, Float[Tensor, "B T"]] | None]:
         """What is due before the updates, and rollouts that are measured again after them.
 
@@ -247,17 +248,17 @@ class Trainer:
                 _, batch = self._ask(questions, "fresh")
                 fresh = batch, scored(model, batch, config).logp
         if self._due(GRAD_SHARE_EVERY):
-            metrics["grad/negative_share"] = measure.negative_share(model, prepared, config)
+            metrics["grad/negative_share"] = measure.negative_share(model, experience, config)
         return metrics, fresh
 
     def _measure_after(
         self,
-        prepared: Prepared,
+        experience: Experience,
         episodes: list[Episode],
         fresh: tuple[Batch, Float[Tensor, "B T"]] | None,
     ) -> dict[str, float]:
         model, config = self.policy.model, self.config
-        row = measure.of_batch(model, prepared, episodes, config)
+        row = measure.of_batch(model, experience, episodes, config)
         if fresh is not None:
             trained_on = row["displacement/mixed_token"]
             row |= measure.of_fresh(model, *fresh, config, trained_on=trained_on)

@@ -15,7 +15,7 @@ from lldlib.doctor.reading.series import Array, Run
 
 
 @dataclass(frozen=True)
-class Warning_:
+class EarlyWarning:
     """A rule that can ring before the score falls; it looks back only."""
 
     name: str
@@ -92,61 +92,61 @@ def _reward_fall(run: Run) -> Array:
 
 
 WARNINGS = (
-    Warning_(
+    EarlyWarning(
         "probe falls",
         "fixed correct answers lost {x:g} nats a token within 10 rows",
         _probe_fall,
         (0.5, 0.7, 0.85, 1.0, 1.5),
     ),
-    Warning_(
+    EarlyWarning(
         "updates cost",
         "the updates took {x:g} nats a token from correct answers, mean of 5 rows",
         lambda run: -trailing(values_of(run, "displacement")),
         (0.04, 0.06, 0.08, 0.1, 0.15),
     ),
-    Warning_(
+    EarlyWarning(
         "too sure",
         "the batch's correct answers are surer than at the start: 1/{x:g} of the nats",
         lambda run: 1 / np.maximum(_over_early(values_of(run, "likelihood")), 1e-12),
         (3.0, 4.0, 5.0, 6.0, 8.0),
     ),
-    Warning_(
+    EarlyWarning(
         "entropy up",
         "entropy is {x:g} times its lowest so far",
         lambda run: _over_lowest(values_of(run, "entropy")),
         (1.3, 1.5, 2.0, 3.0, 4.0),
     ),
-    Warning_(
+    EarlyWarning(
         "entropy down",
         "entropy is 1/{x:g} of its highest so far",
         lambda run: _under_highest(values_of(run, "entropy")),
         (3.0, 4.0, 5.0, 7.0, 10.0, 30.0),
     ),
-    Warning_(
+    EarlyWarning(
         "gradient spike",
         "a gradient norm is {x:g} times the median of all before",
         lambda run: _over_median(values_of(run, "grad_norm")),
         (3.0, 5.0, 10.0, 20.0, 50.0),
     ),
-    Warning_(
+    EarlyWarning(
         "KL up",
         "the KL is {x:g} times the median of all before",
         lambda run: _over_median(values_of(run, "kl"), 3),
         (5.0, 10.0, 20.0, 50.0, 100.0),
     ),
-    Warning_(
+    EarlyWarning(
         "longer answers",
         "answers are {x:g} times as long as at the start",
         lambda run: _over_early(values_of(run, "length")),
         (1.2, 1.3, 1.5, 2.0, 3.0),
     ),
-    Warning_(
+    EarlyWarning(
         "shorter answers",
         "the longest answers so far were {x:g} times as long",
         lambda run: _under_highest(values_of(run, "length")),
         (1.3, 1.5, 2.0, 3.0),
     ),
-    Warning_(
+    EarlyWarning(
         "reward slips",
         "the reward is {x:g} standard errors under its best",
         _reward_fall,

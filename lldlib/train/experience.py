@@ -1,4 +1,4 @@
-"""What the updates of a rollout batch read and do not change, from the policy that made it."""
+"""The experience of a rollout batch: what its updates read, from the policy that made it."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lldlib.types import Batch
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Experience:
     """A rollout batch with all that its updates read and that does not change between them."""
 
     batch: Batch
@@ -34,13 +34,13 @@ class Prepared:
 
 
 @torch.no_grad()
-def prepare(
+def make_experience(
     model: nn.Module,
     reference: nn.Module | None,
     batch: Batch,
     mean_valid_searches: float,
     config: TrainConfig,
-) -> Prepared:
+) -> Experience:
     """Score the batch under the policy that made it, and what else the objective needs."""
     loss = config.loss
     wanted = needs(loss)
@@ -57,7 +57,7 @@ def prepare(
             ref_logp = scored(reference, batch, config).logp
     if "negative_token_weights" in wanted:
         weights = _nthr(model, batch, advantages, config)
-    return Prepared(batch, old, advantages, ref_logp, weights, low, mean_valid_searches)
+    return Experience(batch, old, advantages, ref_logp, weights, low, mean_valid_searches)
 
 
 def scored(model: nn.Module, batch: Batch, config: TrainConfig, **wanted) -> Scores:
