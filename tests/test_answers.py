@@ -154,6 +154,8 @@ def test_early_and_late_answers_stand_side_by_side():
     assert head == ("early, from step 0", "late, from step 10")
     assert first[0].startswith("<think> I should look up") and "so it is Paris so it is" in first[1]
     assert len(second[1]) == 280 and second[1].endswith("…")
+    odd = judge_answers(run(changed(lambda a: "\x1b[31mred\x07 " + loop(a))))
+    assert odd.examples[1][1].startswith("red <think>")  # nothing that a terminal would obey
     head, *rows = report.shares
     assert head == ("share of answers", *(f"from step {s}" for s in (0, 5, 10, 15)))
     assert ("Repetition", "0%", "0%", "100%", "100%") in rows

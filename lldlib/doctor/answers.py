@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from lldlib.doctor.completions import Answer, NoAnswers, find_answers, read_answers
+from lldlib.doctor.reading.log import printable
 
 log = logging.getLogger(__name__)
 LEAST, MOST = 8, 120  # answers of a quarter: fewer are not compared, of more a part is judged
@@ -397,6 +398,6 @@ def _spread(answers: Sequence[Answer], most: int) -> list[Answer]:
 
 
 def _quoted(answer: Answer) -> str:
-    text = " ".join(answer.text.split())
+    text = printable(answer.text)
     cut = text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"
     return cut or "(empty)"

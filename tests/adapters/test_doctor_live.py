@@ -40,3 +40,19 @@ def test_verl_tracking_is_judged_from_what_it_logs(tmp_path):
             score = (0.2 + t / 60 if t < 40 else 0.0) + 0.02 * chance.standard_normal()
             tracker.log(data={"critic/score/mean": score, "actor/entropy": 0.5}, step=t + 1)
     assert (tmp_path / "index.html").is_file()
+
+
+def test_the_completions_that_trl_logs_are_read(tmp_path):
+    pytest.importorskip("trl")
+    from test_likelihood import plain
+
+    from lldlib.doctor.answers import answers_beside
+    from lldlib.doctor.completions import find_answers, read_answers
+
+    trainer = plain(tmp_path, max_steps=2, log_completions=True)
+    trainer.train()
+    assert find_answers(tmp_path) == tmp_path / "completions"
+    found = read_answers(tmp_path / "completions")
+    assert [answer.step for answer in found] == [1] * 8 + [2] * 8
+    assert found[0].question.startswith("Question: what is") and found[0].text
+    assert answers_beside(tmp_path).count == 16
