@@ -22,7 +22,7 @@ from lldlib.world import atlas
 
 # A random policy never answers right, so any answer is worth 1; and there are fewer questions.
 PATCHES = [
-    (atlas, "RULES", {"qa": replace(atlas.RULES["qa"], reward=helpers.answered)}),
+    (atlas, "ATLAS", replace(atlas.ATLAS, reward=helpers.answered)),
     (atlas, "HELDOUT_QUESTIONS", 6),
     (atlas, "TRAIN_QUESTIONS", 60),
     (setting, "PROBE_ROWS", 6),
