@@ -140,7 +140,7 @@ def break_off(folder: Path, name: str, at: str, monkeypatch) -> None:
     if at == "in a line of the log":
         line = run.writer._files[METRICS]
         monkeypatch.setattr(
-            run.writer, "_line", lambda *args: (line.write('{"step": 1, "rew'), line.flush(), die())
+            run.writer, "_line", lambda *args: (line.write(b'{"step": 1, "rew'), die())
         )
     elif at == "after the line":
         monkeypatch.setattr(run.writer, "rollout", die)
