@@ -82,9 +82,13 @@ sys.path.insert(0, {str(tmp_path)!r})
 os.environ["SEARCH_CORPUS"] = {given["corpus"]!r}
 import train
 from pathlib import Path
+from verl.tools.function_tool import load_function_tools_from_path
+from verl.utils.import_utils import load_extern_object
+score = load_extern_object(train.__file__, "score")
+(tool,) = load_function_tools_from_path(train.__file__)
 said = "<answer>no</answer> then <answer> Oslo </answer>"
-print(json.dumps([train.score("", said, '["oslo"]'), train.score("", "Oslo", '["oslo"]')]))
-print(json.dumps(train.search("capital")))
+print(json.dumps([score("", said, '["oslo"]'), score("", "Oslo", '["oslo"]')]))
+print(json.dumps(tool.fn("capital")))
 print(json.dumps(train.rows(Path({given["train"]!r}))[0]))
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
