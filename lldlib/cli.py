@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import lldlib
+from lldlib.adapters.script import script
 from lldlib.config import (
     Count,
     ExamConfig,
@@ -124,6 +125,7 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "fit": partial(fit, load=QLORA),
         "diagnose": diagnose,
         "check-llds": check_llds,
+        "script": script,
     }
     check_command(arguments, found)
     return found

@@ -1,7 +1,8 @@
 """LLDS as verl's policy loss `llds`: verl's own loss plus the term, chosen by configuration alone.
 
-Installing lldlib with jaxtyping on every node registers it (entry point `verl.plugins`) and leaves
-the versions that verl pins as they are. Select it with
+`pip install lldlib-*.whl jaxtyping` on every node registers it (entry point `verl.plugins`) and
+leaves the versions that verl pins as they are; `pip wheel --no-deps .` in a clone makes the wheel.
+Select it with
 `actor_rollout_ref.actor.policy_loss.loss_mode=llds`, and set the term with
 `actor_rollout_ref.actor.policy_loss._target_=lldlib.adapters.verl.LLDSPolicyLossConfig` and
 `+actor_rollout_ref.actor.policy_loss.llds_coef=0.2`.
@@ -9,13 +10,21 @@ the versions that verl pins as they are. Select it with
 Not here, because verl hands a policy loss neither tokens nor logits: LLDS-MA, which needs the
 answer span, and Lp-Reg, whose proxy needs the whole distribution (it would take a subclass of the
 engine). verl tells no preserved-token count of the whole minibatch either, so the divisor is that
-of the official code: all action tokens.
+of the official code: all action tokens. Nor does it tell groups: where equal rewards are no whole
+numbers, verl's own rounding gives their rows an advantage of either sign, and LLDS follows it.
+
+Rejected tokens look like tool results there. `validate_config`, which verl calls before it starts,
+refuses what would make the term meaningless (see `check`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
+import verl.utils
+import verl.utils.config
 from jaxtyping import Float
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
@@ -38,10 +47,63 @@ class LLDSPolicyLossConfig(PolicyLossConfig):
     llds_preserve: Preserve = "nonnegative"  # rows LLDS keeps: A >= 0 (paper) or A > 0
 
     def __post_init__(self):
-        if self.llds_base == "llds":
+        if self.llds_base in ("llds", "bypass_mode"):
             raise ValueError(
-                "llds_base is the loss that LLDS is added to: give 'vanilla' or another"
+                f"llds_base={self.llds_base!r}: LLDS is added to another loss, and needs log-probs "
+                "of the policy; give 'vanilla' or another"
             )
+        _check_bypass(self.llds_coef, self.rollout_correction)
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """ValueError, in one line, for a verl configuration under which LLDS would mean nothing.
+
+    `config` is verl's whole one. Refused while `llds_coef` is not 0: log-probs of the rollout
+    engine in place of the policy's; rejection of single tokens, whose holes in `response_mask` look
+    like tool results, with a gate that sums over actions; one update per rollout batch.
+    """
+    actor = config["actor_rollout_ref"]["actor"]
+    loss, correction = actor["policy_loss"], config["algorithm"].get("rollout_correction") or {}
+    coef = loss.get("llds_coef", 0.0)
+    if loss["loss_mode"] != "llds" or not coef:
+        return
+    _check_bypass(coef, correction)
+    rejects = correction.get("rollout_rs") or ""
+    if "token_" in rejects and loss.get("llds_gate", "action") == "action":
+        raise ValueError(
+            f"rollout_rs={rejects} leaves holes in an action, which LLDS cannot tell from tool "
+            "results: set llds_gate=response (the same gate where a response is one action), or "
+            "reject whole responses (seq_mean_k1)"
+        )
+    questions, mini = config["data"]["train_batch_size"], actor["ppo_mini_batch_size"]
+    if questions <= mini and actor.get("ppo_epochs", 1) == 1:
+        raise ValueError(
+            f"LLDS would be 0 at every update: ppo_mini_batch_size={mini} of train_batch_size="
+            f"{questions} is one update a rollout batch; set it to {max(questions // 8, 1)}, or "
+            "ppo_epochs to 2"
+        )
+
+
+def _check_bypass(coef: float, correction: Mapping[str, Any]) -> None:
+    if coef and correction.get("bypass_mode", False):
+        raise ValueError(
+            "rollout_correction.bypass_mode=True gives the loss the rollout engine's log-probs, so "
+            "LLDS would charge for what the engines differ by: set it to False"
+        )
+
+
+def _checked(validate):
+    @wraps(validate)
+    def both(config, *args, **kwargs):
+        check(config)
+        return validate(config, *args, **kwargs)
+
+    return both
+
+
+# verl imports its plugins before its trainers import this function
+verl.utils.config.validate_config = _checked(verl.utils.config.validate_config)
+verl.utils.validate_config = verl.utils.config.validate_config
 
 
 @register_policy_loss("llds")
@@ -59,13 +121,14 @@ def llds_policy_loss(
     At lambda 0 it is the base loss alone, and logs the likelihoods that verl does not
     (`advantage_likelihood`).
 
-    `response_mask` is 0 on tool results, so its runs are the actions. LLDS needs several updates
-    per rollout batch: `ppo_mini_batch_size` under `train_batch_size`, or `ppo_epochs` over 1; on
-    the first update only rounding opens a gate. LLDS is a token mean whatever `loss_agg_mode` is,
-    and the base loss mean length times one under "seq-mean-token-sum", mean length /
-    loss_scale_factor times under its "-norm": lambda wants that factor there. Raises TypeError
-    where `config.policy_loss` is not an LLDSPolicyLossConfig, ValueError for an unknown base, gate
-    or set.
+    `response_mask` is 0 on tool results, so its runs are the actions; whole responses may be
+    rejected by verl's rollout correction, single tokens only under the gates "response" and
+    "token". LLDS needs several updates per rollout batch: `ppo_mini_batch_size` under
+    `train_batch_size`, or `ppo_epochs` over 1; on the first update only rounding opens a gate.
+    LLDS is a token mean whatever `loss_agg_mode` is, and the base loss mean length times one under
+    "seq-mean-token-sum", mean length / loss_scale_factor times under its "-norm": lambda wants that
+    factor there. Raises TypeError where `config.policy_loss` is not an LLDSPolicyLossConfig,
+    ValueError for an unknown base, gate or set.
     """
     settings = config.policy_loss
     if not isinstance(settings, LLDSPolicyLossConfig):

@@ -117,3 +117,21 @@ def test_a_rollout_function_finds_its_questions():
         asked(["another question"], trainer)
     with pytest.raises(ValueError, match="same text"):
         search_rollout(runner, [*questions, questions[0]])
+
+
+@pytest.mark.parametrize("how", ["ZeRO-3", "FSDP"])
+def test_a_model_in_pieces_is_refused(how):
+    """ZeRO-3 marks its weights and FSDP leaves empty ones: no decoder of ours could read them."""
+    policy, questions = tiny_policy(), world_questions(2)
+    model = torch.nn.Linear(2, 2)
+    if how == "ZeRO-3":
+        model.weight.ds_id = 0
+    else:
+        model.weight.data = torch.empty(0)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model), model=model, temperature=1.0
+    )
+    runner = Rollout(policy.tokenizer, RULES["qa"], retriever(), RolloutConfig(max_tokens=40))
+    with pytest.raises(ValueError, match=r"whole model .* environment_factory=") as refusal:
+        search_rollout(runner, questions)([questions[0].text], trainer)
+    assert "\n" not in str(refusal.value)

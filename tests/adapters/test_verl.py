@@ -9,15 +9,18 @@ import torch
 
 pytest.importorskip("verl", reason="needs the extra 'verl': run make test-adapters")
 
+from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
-from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import ActorConfig
 
 from lldlib.adapters.verl import LLDSPolicyLossConfig, llds_policy_loss
 from lldlib.config import LossConfig
 from lldlib.losses.objective import LossInputs, compute_loss
 
+TARGET = "lldlib.adapters.verl.LLDSPolicyLossConfig"
 ALLOWED = 1e-5  # of the term and of every entry of its gradient
 
 
@@ -125,3 +128,86 @@ def test_settings_that_mean_nothing_are_refused():
     )
     with pytest.raises(TypeError, match=r"_target_=lldlib\.adapters\.verl"):
         llds_policy_loss(**rows(), config=plain)
+
+
+def whole(**changes):
+    """verl's whole configuration, as Hydra composes it, with LLDS on and eight updates a batch."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        given = {
+            "actor_rollout_ref.actor.policy_loss.loss_mode": "llds",
+            "actor_rollout_ref.actor.policy_loss._target_": TARGET,
+            "+actor_rollout_ref.actor.policy_loss.llds_coef": 0.2,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
+            "data.train_batch_size": 512,
+        }
+        lines = [f"{key}={value}" for key, value in (given | changes).items()]
+        return compose("ppo_trainer", overrides=lines)
+
+
+CORRECTION = "algorithm.rollout_correction"
+GATE = "+actor_rollout_ref.actor.policy_loss.llds_gate"
+COEF = "+actor_rollout_ref.actor.policy_loss.llds_coef"
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({f"{CORRECTION}.bypass_mode": True}, "bypass_mode=True gives .* set it to False"),
+        (
+            {f"{CORRECTION}.rollout_rs": "token_k1", f"{CORRECTION}.rollout_rs_threshold": "0.5_2"},
+            "rollout_rs=token_k1 leaves holes .* set llds_gate=response",
+        ),
+        (
+            {"actor_rollout_ref.actor.ppo_mini_batch_size": 512},
+            "ppo_mini_batch_size=512 of train_batch_size=512 is one update .* set it to 64",
+        ),
+    ],
+)
+def test_what_would_make_llds_mean_nothing_is_refused_by_verls_own_check(changes, part):
+    with pytest.raises(ValueError, match=part) as refusal:
+        validate_config(whole(**changes), False, False)
+    assert "\n" not in str(refusal.value)
+    off = {COEF: 0.0}
+    validate_config(whole(**changes, **off), False, False)  # verl's own business
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {f"'{CORRECTION}.rollout_rs'": "seq_mean_k1"},
+        {f"{CORRECTION}.rollout_rs": "token_k2", GATE: "response"},
+        {
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 512,
+            "actor_rollout_ref.actor.ppo_epochs": 2,
+        },
+    ],
+)
+def test_what_llds_can_bear_is_let_through(changes):
+    changes = {key.strip("'"): value for key, value in changes.items()}
+    validate_config(whole(**changes), False, False)
+
+
+def test_rejected_tokens_do_not_split_what_the_response_gate_sums_over():
+    """Falls -2, 5 (rejected), 1, -.5: the sum of the kept ones is -1.5, so the gate is shut."""
+    x = {
+        "old_log_prob": torch.tensor([[-3.0, -1.0, -1.0, -1.5]]),
+        "log_prob": torch.tensor([[-1.0, -6.0, -2.0, -1.0]], requires_grad=True),
+        "advantages": torch.ones(1, 4),
+        "response_mask": torch.tensor([[1.0, 0.0, 1.0, 1.0]]),
+    }
+    config = actor(llds_coef=1.0, llds_gate="response")
+    loss, told = llds_policy_loss(**x, config=config)
+    base, _ = compute_policy_loss_vanilla(**x, config=config)
+    assert torch.equal(loss, base) and told["actor/llds_open_gate_share"] == 0.0
+
+
+def test_bypass_mode_is_refused_where_the_actor_alone_knows_of_it():
+    bypass = RolloutCorrectionConfig(bypass_mode=True)
+    with pytest.raises(ValueError, match="bypass_mode=True"):
+        LLDSPolicyLossConfig(llds_coef=0.1, rollout_correction=bypass)
+    assert LLDSPolicyLossConfig(rollout_correction=bypass).llds_coef == 0.0
+    with pytest.raises(ValueError, match="llds_base='bypass_mode'"):
+        LLDSPolicyLossConfig(llds_base="bypass_mode")

@@ -86,11 +86,12 @@ def trainer(config: LLDGRPOConfig, policy: Policy, runner=None, **extra) -> LLDG
     """The adapter on the world's questions; `extra` goes to GRPOTrainer."""
     questions = world_questions(8)
     random.Random(0).shuffle(questions)
+    rollout = extra.pop("rollout_func", search_rollout(runner or Remembering(policy), questions))
     return LLDGRPOTrainer(
         model=extra.pop("model", policy.model),
         processing_class=policy.tokenizer,
         reward_funcs=extra.pop("reward_funcs", odd_reward),
-        rollout_func=search_rollout(runner or Remembering(policy), questions),
+        rollout_func=rollout,
         train_dataset=Dataset.from_list([{"prompt": q.text} for q in questions]),
         args=config,
         **extra,
