@@ -485,6 +485,23 @@ def test_eight_values_each_and_then_one_for_good():
 # -- pages that are true ---------------------------------------------------------------------------
 
 
+def test_a_small_rise_is_told_as_one():
+    scores = np.where(np.arange(STEPS) < 20, 1.0, 1.03) + 0.005 * (-1.0) ** np.arange(STEPS)
+    judged = diagnose_rows(rows(scores)).judged
+    assert judged.verdict == "stagnating" and "rises by more than its noise, but" in judged.sentence
+    assert "less than 5 % of it" in judged.evidence[0]
+
+
+def test_most_answers_cut_off_is_told_and_changes_no_verdict():
+    others = {"completions/clipped_ratio": 0.84, "frac_reward_zero_std": 0.6}
+    found = diagnose_rows(rows(UP, **others))
+    assert found.judged.verdict == "healthy"
+    assert [sign.says for sign in found.signs] == [
+        "84 % of the answers are cut off lately",
+        "60 % of the groups score all their answers alike lately",
+    ]
+
+
 def test_no_kl_no_word_on_a_kl_and_no_advice_without_its_measurement():
     bare = diagnose_rows(rows(FLAT))
     assert not bare.advice and "does not say why" in as_text(bare)

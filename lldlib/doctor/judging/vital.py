@@ -26,6 +26,7 @@ NO_GRADIENT = 1e-5  # share of its start that a dead gradient norm is under
 ALL_CUT = 0.95  # share of answers that are cut off
 FEW_TOKENS, SHRUNK = 5, 0.2  # tokens of an answer, and share of its start
 FORMAT_SEEN, FORMAT_LIVED, FORMAT_DEAD = 0.03, 0.1, 0.01  # of the answers
+MOST = 0.5  # share of answers or groups from which on it is said
 NO_CONTRAST = 0.75  # share of the groups whose answers score alike
 FROZEN_EVALUATIONS = 5
 LASTS = 0.9  # share of the rows since a sign began that must show it
@@ -201,6 +202,9 @@ def _cut(run: Run) -> Iterator[Sign]:
         share = 100 * float(np.mean(values[-STRETCH:]))
         says = f"{share:.0f} % of the answers are cut off since {_at(run, rows[begin])}"
         yield Sign("cut", says, "lifeless", int(rows[begin]))
+    elif len(values) >= ENOUGH and np.mean(values[-STRETCH:]) >= MOST:
+        share = 100 * float(np.mean(values[-STRETCH:]))
+        yield Sign("cut", f"{share:.0f} % of the answers are cut off lately", "told", int(rows[-1]))
 
 
 def _tokens(run: Run) -> Iterator[Sign]:
@@ -247,6 +251,8 @@ def _contrast(run: Run) -> Iterator[Sign]:
     mean = trailing(values, STRETCH)
     share = float(mean[-1])
     if share < NO_CONTRAST:
+        if share >= MOST:
+            yield Sign("contrast", f"{100 * share:.0f} % {said} lately", "told", int(rows[-1]))
         return
     begin = since(mean >= NO_CONTRAST - 0.1)
     at = rows[begin if begin is not None else max(len(rows) - STRETCH, 0)]
