@@ -345,7 +345,7 @@ def later(before, after, at=40):
 
 CORPSES = {  # what is dead from step 41 on, and the verdict that a rising reward then gets
     "numbers": ({"loss": later(0.1, math.nan)}, "collapsed"),
-    "kl": ({"kl": later(0.1, math.inf)}, "collapsed"),
+    "two": ({"kl": later(0.1, math.inf), "grad_norm": later(0.1, math.nan)}, "collapsed"),
     "cut": ({"completions/clipped_ratio": later(0.2, 1.0)}, "stagnating"),
     "tokens": ({"completions/mean_length": later(200.0, 2.0)}, "stagnating"),
     "format": ({"format_reward": later(0.9, 0.0)}, "stagnating"),
@@ -353,7 +353,6 @@ CORPSES = {  # what is dead from step 41 on, and the verdict that a rising rewar
     "spread": ({"reward_std": later(0.2, 0.0)}, "stagnating"),
     "entropy": ({"entropy": later(0.8, 1e-5)}, "stagnating"),
     "gradient": ({"grad_norm": later(0.5, 0.0)}, "stagnating"),
-    "nothing moves": ({"grad_norm": later(0.5, 0.0), "entropy": later(0.8, 1e-5)}, "collapsed"),
     "frozen": ({"loss": lambda t: max(40 - t, 0), "eval_win": lambda t: min(t, 40)}, "collapsed"),
 }
 
@@ -385,6 +384,30 @@ def test_zero_is_a_value_and_a_solved_task_is_no_corpse():
     found = diagnose_rows(rows(solved, **others, grad_norm=later(0.5, 0.0)))
     assert found.judged.verdict == "healthy"
     assert {sign.grave for sign in found.signs} == {"told"}
+
+
+def test_a_lone_column_that_is_not_finite_is_no_collapse():
+    for name in ("kl", "grad_norm"):
+        found = diagnose_rows(rows(UP, **{name: later(0.1, math.inf)}))
+        assert found.judged.verdict == "degrading" and found.judged.collapsed_at is None
+        assert f"but {name} is not finite from step 41 on" in found.judged.sentence
+
+
+def test_a_policy_without_entropy_and_gradient_is_dead_unless_it_may_have_solved_its_task():
+    gone = {"entropy": later(0.8, 1e-5), "grad_norm": later(0.5, 0.0)}
+    assert diagnose_rows(rows(FLAT, **gone)).judged.verdict == "collapsed"
+    assert diagnose_rows(rows(4 * UP, **gone)).judged.verdict == "stagnating"
+    cut = gone | {"completions/clipped_ratio": later(0.1, 1.0)}
+    assert diagnose_rows(rows(4 * UP, **cut)).judged.verdict == "collapsed"
+    never = {"entropy": 1e-5, "grad_norm": 0.0}
+    assert diagnose_rows(rows(FLAT, **never)).judged.verdict == "stagnating"
+
+
+def test_a_frozen_evaluation_at_its_top_is_no_corpse():
+    still = {"loss": lambda t: max(40 - t, 0)}
+    top = diagnose_rows(rows(4 * UP, eval_accuracy=lambda t: min(t, 40) / 40, **still))
+    low = diagnose_rows(rows(4 * UP, eval_accuracy=lambda t: min(t, 40) / 80, **still))
+    assert (top.judged.verdict, low.judged.verdict) == ("healthy", "collapsed")
 
 
 def test_a_rare_infinite_gradient_early_on_is_told_and_no_more():
@@ -460,6 +483,23 @@ def test_eight_values_each_and_then_one_for_good():
 
 
 # -- pages that are true ---------------------------------------------------------------------------
+
+
+def test_a_small_rise_is_told_as_one():
+    scores = np.where(np.arange(STEPS) < 20, 1.0, 1.03) + 0.005 * (-1.0) ** np.arange(STEPS)
+    judged = diagnose_rows(rows(scores)).judged
+    assert judged.verdict == "stagnating" and "rises by more than its noise, but" in judged.sentence
+    assert "less than 5 % of it" in judged.evidence[0]
+
+
+def test_most_answers_cut_off_is_told_and_changes_no_verdict():
+    others = {"completions/clipped_ratio": 0.84, "frac_reward_zero_std": 0.6}
+    found = diagnose_rows(rows(UP, **others))
+    assert found.judged.verdict == "healthy"
+    assert [sign.says for sign in found.signs] == [
+        "84 % of the answers are cut off lately",
+        "60 % of the groups score all their answers alike lately",
+    ]
 
 
 def test_no_kl_no_word_on_a_kl_and_no_advice_without_its_measurement():

@@ -32,6 +32,7 @@ CHANCE = -2.3  # log10 of the chance that scores in random order look as collaps
 DEAD_ROWS = 10  # rows in a row at exactly one score
 SELDOM = 0.25  # share of the rows before that may have had that score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
+HELDOUT_GAIN = 0.03  # share of its late value that a held-out score must have won to count
 HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
 DEAD_ENTROPY = 1e-6  # nats a token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
@@ -327,13 +328,19 @@ def _standing(run: Run, scores: Array) -> Judgement:
     return (
         _by_all_rows(run, scores, now, said)
         or _by_heldout(run, said)
-        or Judgement(
-            "stagnating",
-            "no trend",
-            "Stagnating: the reward neither rises nor falls by more than its noise.",
-            (f"{said}: {now.rise:+.1f} standard errors; {RISEN:g} would be a trend", *dip),
-        )
+        or Judgement("stagnating", "no trend", *_no_trend(now, said, dip))
     )
+
+
+def _no_trend(now: Level, said: str, dip: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The sentence and the evidence of a run that neither learns nor falls."""
+    moved = f"{said}: {now.rise:+.1f} standard errors"
+    if abs(now.rise) < RISEN:
+        sentence = "Stagnating: the reward neither rises nor falls by more than its noise."
+        return sentence, (f"{moved}; {RISEN:g} would be a trend", *dip)
+    way, share = ("rises", GAIN) if now.rise > 0 else ("falls", FALLEN)
+    sentence = f"Stagnating: the reward {way} by more than its noise, but by too little to count."
+    return sentence, (f"{moved}, and less than {100 * share:.0f} % of it", *dip)
 
 
 def _by_all_rows(run: Run, scores: Array, now: Level, said: str) -> Judgement | None:
@@ -356,7 +363,7 @@ def _by_heldout(run: Run, said: str) -> Judgement | None:
         return None
     first, last = float(values[:3].mean()), float(values[-3:].mean())
     line = slope(values)
-    if line < LINE or last - first < GAIN * abs(last):
+    if line < RISEN or last - first < HELDOUT_GAIN * abs(last):
         return None
     return Judgement(
         "healthy",

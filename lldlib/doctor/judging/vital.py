@@ -3,6 +3,7 @@
 Each is looked for in every log, and said under every verdict with the step at which it began.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,8 @@ from lldlib.doctor.judging.statistics import trailing, values_of, window_size
 from lldlib.doctor.reading.series import ENOUGH, Array, Run
 
 Grave = Literal["dead", "lifeless", "told"]
+EARLY = 5  # rows at the start; what was so from there on did not die
+ROSE = 2.5  # standard errors
 STRETCH = 10  # rows at the end that a sign must hold
 BROKEN_ROWS = 3  # rows at the end with no finite loss or gradient: the weights are gone
 ENTROPY_GONE = 1e-3  # nats a token
@@ -23,6 +26,7 @@ NO_GRADIENT = 1e-5  # share of its start that a dead gradient norm is under
 ALL_CUT = 0.95  # share of answers that are cut off
 FEW_TOKENS, SHRUNK = 5, 0.2  # tokens of an answer, and share of its start
 FORMAT_SEEN, FORMAT_LIVED, FORMAT_DEAD = 0.03, 0.1, 0.01  # of the answers
+MOST = 0.5  # share of answers or groups from which on it is said
 NO_CONTRAST = 0.75  # share of the groups whose answers score alike
 FROZEN_EVALUATIONS = 5
 LASTS = 0.9  # share of the rows since a sign began that must show it
@@ -53,10 +57,20 @@ def signs(run: Run) -> list[Sign]:
     elif {"entropy", "gradient"} <= keys:
         row = max(s.row or 0 for s in found if s.key in ("entropy", "gradient"))
         says = f"the policy draws one answer and has no gradient since {_at(run, row)}"
-        found.append(Sign("nothing moves", says, "dead", row))
+        alive = row < EARLY or (not keys & BROKEN and _rose(run))
+        found.append(Sign("nothing moves", says, "lifeless" if alive else "dead", row))
     return sorted(found, key=lambda s: ("dead", "lifeless", "told").index(s.grave))
 
 
+def _rose(run: Run) -> bool:
+    """Whether the reward stands far over its start: the task may be solved as far as it can be."""
+    if len(run.scored) < ENOUGH:
+        return False
+    scores = run.signals["reward"][run.scored]
+    return level(scores, float(scores.min())).rise >= ROSE
+
+
+BROKEN = {"cut", "tokens", "format", "numbers"}  # what no solved task shows
 SOLVED = ("entropy", "gradient", "contrast", "frozen", "tokens")
 
 
@@ -99,7 +113,9 @@ def since(shows: Array, least: int = STRETCH) -> int | None:
 def _numbers(run: Run) -> Iterator[Sign]:
     """NaN or infinity in the loss, the KL or the gradient."""
     died = run.ending is not None and run.ending.how in ("crash", "killed")
-    for name in ("loss", "grad_norm", "kl"):
+    gone = [name for name in NUMBERS if _tail(run, name) >= BROKEN_ROWS]
+    dead = died or "loss" in gone or len(gone) > 1  # a lone column may be a fault of the logging
+    for name in NUMBERS:
         values = run.signals.get(name)
         if values is None:
             continue
@@ -115,12 +131,24 @@ def _numbers(run: Run) -> Iterator[Sign]:
         tail = len(bad) - 1 - int(fine[-1])
         if tail >= BROKEN_ROWS or (tail and died):
             row = int(logged[fine[-1] + 1])
-            yield Sign("numbers", f"{column} is not finite from {_at(run, row)} on", "dead", row)
+            says = f"{column} is not finite from {_at(run, row)} on"
+            yield Sign("numbers", says, "dead" if dead else "lifeless", row)
             continue
         late = bad[-window_size(len(bad)) :].any()
         row = int(logged[np.flatnonzero(bad)[0]])
         says = f"{column} is not finite in {bad.sum()} of {len(bad)} rows, first at {_at(run, row)}"
         yield Sign("numbers", says, "lifeless" if late else "told", row)
+
+
+NUMBERS = ("loss", "grad_norm", "kl")
+
+
+def _tail(run: Run, name: str) -> int:
+    """Rows at the end in which a signal was logged and is not finite, after some that were."""
+    values = run.signals.get(name, np.empty(0))
+    bad = np.isinf(values[~np.isnan(values)])
+    fine = np.flatnonzero(~bad)
+    return len(bad) - 1 - int(fine[-1]) if len(fine) else 0
 
 
 def _ended(run: Run) -> Iterator[Sign]:
@@ -174,6 +202,9 @@ def _cut(run: Run) -> Iterator[Sign]:
         share = 100 * float(np.mean(values[-STRETCH:]))
         says = f"{share:.0f} % of the answers are cut off since {_at(run, rows[begin])}"
         yield Sign("cut", says, "lifeless", int(rows[begin]))
+    elif len(values) >= ENOUGH and np.mean(values[-STRETCH:]) >= MOST:
+        share = 100 * float(np.mean(values[-STRETCH:]))
+        yield Sign("cut", f"{share:.0f} % of the answers are cut off lately", "told", int(rows[-1]))
 
 
 def _tokens(run: Run) -> Iterator[Sign]:
@@ -220,6 +251,8 @@ def _contrast(run: Run) -> Iterator[Sign]:
     mean = trailing(values, STRETCH)
     share = float(mean[-1])
     if share < NO_CONTRAST:
+        if share >= MOST:
+            yield Sign("contrast", f"{100 * share:.0f} % {said} lately", "told", int(rows[-1]))
         return
     begin = since(mean >= NO_CONTRAST - 0.1)
     at = rows[begin if begin is not None else max(len(rows) - STRETCH, 0)]
@@ -238,7 +271,7 @@ def _frozen(run: Run) -> Iterator[Sign]:
     tables = dict(run.evaluated)
     if np.isfinite(run.heldout).any():
         tables[run.heldout_name] = run.heldout
-    starts, names = [int(rows[begin])], []
+    starts, names, solved = [int(rows[begin])], [], False
     for name, column in tables.items():
         at = np.flatnonzero(np.isfinite(column))
         if len(at) < FROZEN_EVALUATIONS + 1 or len(np.unique(column[at])) == 1:
@@ -248,12 +281,16 @@ def _frozen(run: Run) -> Iterator[Sign]:
             return
         starts.append(int(at[stopped]))
         names.append(name)
+        solved = solved or bool(_SCORED.search(name) and HIGH <= column[at[-1]] <= 1)
     if names:
         row = max(starts)
         named = ["the loss", *names[:3]]
         held = f"{', '.join(named[:-1])} and {named[-1]}"
         says = f"{held} do not move at all since {_at(run, row)}"
-        yield Sign("frozen", says, "dead", row)
+        yield Sign("frozen", says, "told" if solved else "dead", row)
+
+
+_SCORED = re.compile(r"acc|score|reward|success|correct|em\b|pass", re.I)
 
 
 def _constant(values: Array, least: int) -> int | None:

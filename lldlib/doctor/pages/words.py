@@ -16,7 +16,7 @@ from lldlib.doctor.judging.warnings import evidence
 from lldlib.doctor.pages.diagnosis import Diagnosis
 from lldlib.doctor.reading.log import printable
 from lldlib.doctor.reading.series import ENOUGH, Run
-from lldlib.doctor.reading.signals import SIGNALS
+from lldlib.doctor.reading.signals import SIGNALS, read_name
 
 WIDTH = 98  # characters of a line in a terminal
 COUNTED = ("fall", "dead floor", "learned", "at the top", "no trend")  # rules with a record
@@ -223,7 +223,8 @@ def _advice_line(piece: Advice) -> str:
 def upper(text: str) -> str:
     """The text with a capital, unless it begins with the name of a column."""
     first = text.split(" ", 1)[0]
-    return text if "/" in first or "_" in first else text[:1].upper() + text[1:]
+    column = "/" in first or "_" in first or bool(read_name(first.rstrip(":")).signals)
+    return text if column else text[:1].upper() + text[1:]
 
 
 def lower(text: str) -> str:
