@@ -37,7 +37,7 @@ from lldlib.config import (
 )
 from lldlib.files import claim, refuse_foreign, write_json, write_whole
 from lldlib.hints import check_command, claim_pages, ending, resume_hint
-from lldlib.recipes import METHODS, train_config
+from lldlib.recipes import METHODS, start_config, train_config
 from lldlib.seeds import seed_for
 
 ABOUT = "A search agent whose training by GRPO collapses, and what saves it. Also: --version."
@@ -96,23 +96,34 @@ class Named:
 
     method: str = TrainConfig.method
     policy: str = TrainConfig.policy
+    world: Annotated[str | None, tyro.conf.arg(name="data.world")] = None
     out: Path = RUN
     resume: bool = False
 
     def start(self) -> TrainConfig:
         """The settings that the other flags change: a recipe's, or those of the run in --out."""
         if not self.resume:
-            return train_config(self.method, seed=0, policy=self.policy)
+            world = {} if self.world is None else {"world": self.world}
+            return train_config(self.method, seed=0, policy=self.policy, **world)
         from lldlib.runs.folder import Run
 
         return train_config_from(Run(self.out).config)
 
 
+@dataclass(frozen=True)
+class Taught:
+    """The flag of warmstart from which the defaults of the others follow."""
+
+    start: str | None = None
+
+
 def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
     """The commands by name; method and policy in `arguments` give the defaults of train."""
-    named = Named()
+    named, taught = Named(), Taught()
     if "train" in arguments[:1]:
         named, _ = tyro.cli(Named, args=arguments[1:], return_unknown_args=True, add_help=False)
+    if "warmstart" in arguments[:1]:
+        taught, _ = tyro.cli(Taught, args=arguments[1:], return_unknown_args=True, add_help=False)
     found = {
         "demo": demo,
         "train": partial(train, config=named.start()),
@@ -120,7 +131,8 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "serve": serve,
         "report": report,
         "sweep": sweep,
-        "warmstart": warmstart,
+        "warmstart": partial(warmstart, config=start_config(taught.start)),
+        "prepare": prepare,
         "sft": sft,
         "fit": partial(fit, load=QLORA),
         "diagnose": diagnose,
@@ -283,9 +295,10 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
 
 
 def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/warmstart")) -> int:
-    """Make a small searcher, from nothing or --start, by training on noisy demonstrations.
+    """Make a searcher of the atlas, from nothing or --start, by training on noisy demonstrations.
 
-    Takes some minutes on one core.
+    Takes some minutes on one core. --start smollm2 teaches SmolLM2 to look up one thing and answer,
+    and sets the other flags for it.
 
     Args:
         out: a new folder for the policy
@@ -300,11 +313,41 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/w
     policy = warm_start(World.load(), config)
     save_policy(policy, out)
     print(f"policy: {out}")
-    _print_heldout(policy, train_config("grpo", seed=0))
+    start = {} if config.start is None else {"policy": config.start}
+    _print_heldout(policy, train_config("grpo", seed=0, world="shuffled", **start))
     return 0
 
 
 # -- real models -----------------------------------------------------------------------------------
+
+
+def prepare(
+    name: Annotated[str, tyro.conf.Positional],
+    out: Path,
+    files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from")] = (),
+    heldout: int = 500,
+) -> int:
+    """Make train, held-out and corpus files out of the official files of a question set.
+
+    NAME is hotpotqa, 2wiki, musique, nq, triviaqa, or wiki18, which is a corpus alone. Files are
+    read as they are downloaded: JSON, JSON lines, parquet, TSV, plain or .gz. A file's name says
+    whether it is for training (train) or held out (dev, valid, test).
+
+    Args:
+        name: the question set
+        out: a new folder, or one that this command made
+        files: the downloaded files; without any the error says where they are
+        heldout: training questions that are held out where no file is
+    """
+    from lldlib.world import prepare as made
+
+    require("heldout", heldout, Count)
+    print(made.report(name, out, made.prepare(name, files, out, heldout=heldout)))
+    if name != "wiki18":
+        corpus = out / "corpus.jsonl" if (out / "corpus.jsonl").is_file() else "FILE"
+        data = f"--data.train {out}/train.jsonl --data.heldout {out}/heldout.jsonl"
+        print(f"next: lldlib train --policy MODEL {data} --data.corpus {corpus} --dry-run")
+    return 0
 
 
 def sft(
