@@ -502,6 +502,13 @@ def test_most_answers_cut_off_is_told_and_changes_no_verdict():
     ]
 
 
+def test_rows_that_are_counted_are_not_called_steps(tmp_path):
+    fall = np.where(np.arange(STEPS) < 40, UP, 0.02 * (np.arange(STEPS) % 2))
+    found = one(write(tmp_path, [trl(v) for v in fall]))
+    assert found.judged.sentence.startswith("Collapsed at row 41:")
+    assert "step" not in as_text(found).partition("What was read")[0].replace("steps", "")
+
+
 def test_no_kl_no_word_on_a_kl_and_no_advice_without_its_measurement():
     bare = diagnose_rows(rows(FLAT))
     assert not bare.advice and "does not say why" in as_text(bare)

@@ -106,7 +106,7 @@ def _dead(run: Run, sign: Sign) -> Judgement:
     return Judgement(
         "collapsed",
         "dead policy",
-        f"Collapsed at {'step' if run.stepped else 'row'} {step:g}: {sign.says}.",
+        f"Collapsed at {run.unit} {step:g}: {sign.says}.",
         (sign.says,),
         step,
         sign.row,
@@ -140,12 +140,13 @@ def _dead_floor(run: Run, rows: Array, scores: Array) -> Judgement | None:
     if dead < DEAD_ROWS or begin < 5 or np.mean(head > low) < 0.8:
         return None
     step = run.steps[rows[begin]]
-    said = f"since step {step:g} the score is exactly {low:g}, its lowest, in {dead} rows in a row"
+    began = f"since {run.unit} {step:g}"
+    said = f"{began} the score is exactly {low:g}, its lowest, in {dead} rows in a row"
     before = f"before it was {head[: window_size(len(scores))].mean():.3g}"
     return Judgement(
         "collapsed",
         "dead floor",
-        f"Collapsed at step {step:g}: every answer scores the lowest.",
+        f"Collapsed at {run.unit} {step:g}: every answer scores the lowest.",
         (f"{said}; {before}",),
         float(step),
         int(rows[begin]),
@@ -169,7 +170,7 @@ def _stuck(run: Run, rows: Array, scores: Array) -> Judgement | None:
     return Judgement(
         "collapsed",
         "stuck",
-        f"Collapsed at step {step:g}: every row scores exactly {here:g}, far under the best.",
+        f"Collapsed at {run.unit} {step:g}: every row scores exactly {here:g}, far under the best.",
         (f"the best mean of 5 rows was {best:.3g}; {stuck} rows in a row are exactly {here:g}",),
         float(step),
         int(rows[begin]),
@@ -187,7 +188,7 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
     over = f" (counted from its floor, {floor:.2g})" if floor else ""
     size = window_size(len(scores))
     evidence = (
-        f"{run.columns['reward']}: best {now.best:.3g} (mean around step "
+        f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
         f"{run.steps[rows[min(now.best_from + size, len(rows) - 1)]]:g}), "
         f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it{over} is lost",
         f"the fall is {now.fall:.1f} standard errors of this log's own noise",
@@ -195,7 +196,7 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
     sure = chance <= CHANCE and len(scores) >= FOR_COLLAPSE
     if sure and (now.lost >= LOST or undone):
-        sentence = f"Collapsed at step {step:g}: the reward lost {percent} of its best{over}."
+        sentence = f"Collapsed at {run.unit} {step:g}: the reward lost {percent} of its best{over}."
         return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
     sentence = f"Degrading: the reward lost {percent} of its best{over} and has not come back."
     return Judgement("degrading", "fall", sentence, evidence, None, int(rows[begin]))
@@ -217,9 +218,9 @@ def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
         return None
     first = run.steps[known[np.flatnonzero(dead)[0]]]
     evidence = [
-        f"entropy is under {DEAD_ENTROPY:g} from step {first:g} on "
+        f"entropy is under {DEAD_ENTROPY:g} from {run.unit} {first:g} on "
         f"(it was {np.median(entropy[known[:5]]):.3g})",
-        f"gradient norm, KL or loss is not finite or absurd at step {run.steps[broken[0]]:g}",
+        f"gradient norm, KL or loss is not finite or absurd at {run.unit} {run.steps[broken[0]]:g}",
     ]
     says, stretch = (
         "the numbers broke, and the policy draws nothing any more.",
@@ -229,8 +230,8 @@ def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
         return Judgement("degrading", "broken numbers", f"Degrading: {says}", tuple(evidence))
     begin = int(rows[stretch[0]])
     step = float(run.steps[begin])
-    evidence.append(f"from step {step:g} on the score was at its lowest in {stretch[1]} rows")
-    sentence = f"Collapsed at step {step:g}: {says}"
+    evidence.append(f"from {run.unit} {step:g} on the score was at its lowest in {stretch[1]} rows")
+    sentence = f"Collapsed at {run.unit} {step:g}: {says}"
     return Judgement("collapsed", "broken numbers", sentence, tuple(evidence), step, begin)
 
 
@@ -388,4 +389,6 @@ def _dip(run: Run, scores: Array, floor: float) -> tuple[str, ...]:
     if lost[low] < HALF or (best[low] - mean[low]) / error < SURE:
         return ()
     step = run.steps[run.scored[low + window_size(len(scores)) - 1]]
-    return (f"it fell from {best[low]:.3g} to {mean[low]:.3g} by step {step:g} and came back",)
+    return (
+        f"it fell from {best[low]:.3g} to {mean[low]:.3g} by {run.unit} {step:g} and came back",
+    )

@@ -144,7 +144,7 @@ def _numbers_broke(s: Scene) -> str:
     names = [n for n in ("grad_norm", "kl", "loss") if n in s.run.signals]
     worst = {n: float(np.max(np.abs(s.run.signals[n][rows]))) for n in names}
     said = ", ".join(f"{s.run.columns[n]} up to {v:.3g}" for n, v in worst.items() if v > 0)
-    return f"{len(rows)} rows from step {s.steps(int(rows[0]))} on: {said}"
+    return f"{len(rows)} rows from {s.run.unit} {s.steps(int(rows[0]))} on: {said}"
 
 
 def _no_signal(s: Scene) -> str:

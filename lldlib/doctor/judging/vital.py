@@ -88,7 +88,7 @@ def at_top(run: Run) -> bool:
 
 
 def _at(run: Run, row: int | np.integer) -> str:
-    return f"{'step' if run.stepped else 'row'} {run.steps[row]:g}"
+    return f"{run.unit} {run.steps[row]:g}"
 
 
 def _known(run: Run, name: str) -> tuple[Array, Array]:

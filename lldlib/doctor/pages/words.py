@@ -164,7 +164,7 @@ def _short(name: str) -> str:
 
 
 def _read(found: Diagnosis) -> list[str]:
-    run, unit = found.run, "step" if found.run.stepped else "row"
+    run, unit = found.run, found.run.unit
     count, rows = len(run.steps), _rows(len(run.steps))
     span = f", {unit}s {run.steps[0]:g} to {run.steps[-1]:g}" if count else ""
     read = [f"{run.format}; {rows}{span}"]
@@ -210,7 +210,7 @@ def _warning_lines(found: Diagnosis) -> list[str]:
         if found.judged.row is not None and ring.row < found.judged.row:
             ahead = f", {_rows(found.judged.row - ring.row)} before the fall"
         lines.append(f"{run.steps[ring.row]:g}{ahead}: {ring.says}. {upper(ring.odds)}.")
-    return [f"{'step' if run.stepped else 'row'} {line}" for line in lines]
+    return [f"{run.unit} {line}" for line in lines]
 
 
 def _advice_line(piece: Advice) -> str:

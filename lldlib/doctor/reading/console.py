@@ -64,7 +64,8 @@ _STEP_WORD = re.compile(
 )
 _STEP_OF = re.compile(r"^\W*(?:\[[^\]]*\]\s*)?(\d+)\s*/\s*\d+\s*[|,:\]\-]|\]\s*\((\d+)/\d+\)")
 _BEFORE_DICT = re.compile(
-    r"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*(\d+)\W*$"
+    r"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*(\d+)\W*$",
+    re.I,
 )
 _NAMED = re.compile(r"([A-Za-z_][\w/.-]*)\s*[:=]\s*$")
 _EVAL_BAR = re.compile(r"\b(?:eval|test|valid|predict)\w*\b[^|]*\d+%\|", re.I)

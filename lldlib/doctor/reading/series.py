@@ -48,6 +48,11 @@ class Run:
     refused: int = 0  # rows that were left out: printed answers, repeats, settings, a summary
     path: Path | None = None
 
+    @property
+    def unit(self) -> str:
+        """What its rows are counted in."""
+        return "step" if self.stepped else "row"
+
     @cached_property
     def scored(self) -> Array:
         """Indices of the rows with a finite reward."""
