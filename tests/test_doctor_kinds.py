@@ -191,6 +191,13 @@ def test_answers_that_are_printed_one_by_one_are_averaged(tmp_path):
     assert run.columns["reward"] == "Rewards/mean" and run.signals["reward"] == pytest.approx(UP)
 
 
+def test_scores_that_are_printed_without_a_step_or_a_loss_are_answers(tmp_path):
+    found = one(write(tmp_path, [f"[judge] score: {v}" for v in UP]))
+    assert found.run.kind.word == "answers" and found.judged.verdict == "unknown"
+    found = one(write(tmp_path, [f"[train] mean score: {v}" for v in UP]))
+    assert found.run.kind.word == "rl" and found.judged.verdict == "healthy"
+
+
 def test_two_guesses_are_never_joined(tmp_path):
     lines = [
         x

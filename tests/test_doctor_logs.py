@@ -93,7 +93,6 @@ LABELS = {
     "vlm_dapo.tfevents": ("stagnating", None, None),
     "wordle_180_27976.tfevents": ("healthy", None, None),
 }
-NO_ROWS = ("dschat_dpo.log",)  # nothing in it is a number that is known
 here = pytest.mark.skipif(
     not LOGS.is_dir(), reason="no public logs: set LLDLIB_LOGS to their folder"
 )
@@ -109,10 +108,6 @@ def found_in(name):
 @pytest.mark.parametrize("name", LABELS)
 def test_verdict_beside_its_label(name):
     verdicts, at, pattern = LABELS[name]
-    if name in NO_ROWS:
-        with pytest.raises(Unreadable, match="no training log"):
-            found_in(name)
-        return
     found = found_in(name)
     assert found.judged.verdict in verdicts.split()
     if at is not None:
@@ -141,8 +136,9 @@ def test_one_run_in_several_formats_gets_one_verdict(names):
 
 
 @here
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", [n for n in LABELS if n != "rookworld_history.jsonl"])
 def test_a_file_cut_anywhere_is_read_as_its_prefix(name, tmp_path):
+    """All but the file of five runs, of which the last is judged."""
     if not name.endswith((".log", ".csv", ".jsonl")):
         pytest.skip("one document: a cut one is another test")
     data = (LOGS / name).read_bytes()
@@ -154,6 +150,9 @@ def test_a_file_cut_anywhere_is_read_as_its_prefix(name, tmp_path):
             cut = diagnose(file)[0]
         except Unreadable:  # the rows begin later
             continue
+        if cut.run.format != whole.format:  # so far the training printed no row
+            assert cut.judged.verdict == "unknown"
+            continue
         rows = len(cut.run.steps)
         assert cut.run.steps[:-1].tolist() == whole.steps[: rows - 1].tolist()
         # the last row may be half-written
@@ -161,10 +160,13 @@ def test_a_file_cut_anywhere_is_read_as_its_prefix(name, tmp_path):
 
 
 @here
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", [n for n in LABELS if n != "varr_mitigated_seed7.jsonl"])
 def test_shuffled_scores_never_collapse(name):
+    """All but the run whose loss and evaluations stand still, whatever its scores."""
     run = found_in(name).run
     chance, rows = np.random.default_rng(0), run.scored
+    if not len(rows):
+        pytest.skip("no reward")
     for _ in range(20):
         run.signals["reward"][rows] = chance.permutation(run.signals["reward"][rows])
         assert judge(run).verdict != "collapsed"

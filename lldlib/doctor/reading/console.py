@@ -286,9 +286,9 @@ class Console:
             _refuse_answers(rows)
         _take_steps(self.loose)
         all_rows = (self.verl, self.dicts, self.loose)
-        best = max(all_rows[:2], key=_rewards)
-        loose = _rewards(self.loose)
-        best = best if _rewards(best) > (0 if best is self.verl else loose // 2) else self.loose
+        best = self.verl if _rewards(self.verl) else self.dicts
+        if best is self.dicts and _rewards(best) <= _rewards(self.loose) // 2:
+            best = self.loose
         if not _rewards(best):
             best = max(all_rows, key=lambda rows: rows.log.rows)
         log = best.log.close()

@@ -47,6 +47,7 @@ _TEXT = re.compile(
     r".*(?:question|prompt|completion|response|answer|output|prediction|target|gold|gts|solution|"
     r"ground_truth|messages|input|text|query).*"
 )
+_MEAN = re.compile(r"mean|avg|average|total", re.I)
 _TRAINS = re.compile(
     r"(?:.*[/_])?(?:loss|\w+_loss|learning_rate|lr|grad_?norm|gradient_norm|grad_norm_\w+|l2_norm)"
 )
@@ -78,6 +79,7 @@ def kind_of(log: Log) -> Kind:
     words = {canonical(name): name for name in log.words}
     if any(ours in log.mapped for ours in _rewards(log, sure=True)):
         return Kind("rl", "you named its reward")
+    signs = _matching(_RL, names)
     stepless = not any(read_name(name).step is not None for name in log.columns)
     sure, guessed = _rewards(log, sure=True), _rewards(log, sure=False)
     trains = _matching(_TRAINS, names)
@@ -87,7 +89,12 @@ def kind_of(log: Log) -> Kind:
     if stepless and words and not trains and log.rows < ENOUGH_FOR_STEPS:
         shown = _some([*sure, *guessed, *log.words])
         return Kind("summary", f"its {log.rows} rows hold {shown}, and no step") if shown else NONE
-    preference, signs = _matching(_PREFERENCE, names), _matching(_RL, names)
+    rewards = [*sure, *guessed]
+    bare = stepless and rewards and not any(_MEAN.search(name) for name in rewards)
+    if bare and log.format.startswith("console") and not trains and not signs:
+        said = f"it prints {_some(rewards)} without a step, a loss or a learning rate"
+        return Kind("answers", said)
+    preference = _matching(_PREFERENCE, names)
     if preference and not (sure and signs):
         return Kind("preference", f"it logs {_some(preference)}")
     supervised = _matching(_SUPERVISED, names)
