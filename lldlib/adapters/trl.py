@@ -1,9 +1,9 @@
 """LLDS and Lp-Reg in TRL's GRPOTrainer, with this project's diagnostics, run folder and alarm.
 
 The policy term, KL and rollouts stay TRL's. A rollout batch that is measured takes two more passes
-without gradient: the batch after its updates, and the probe set. Lp-Reg takes another where TRL
-scores no batch before it trains on it (one update a batch). Image inputs are not supported. TRL
-pads prompts on the left and completions on the right: T here is completion tokens.
+without gradient: the batch after its updates, and the probe set. Lp-Reg takes another where one
+update goes over a rollout batch in several micro-batches. Image inputs are not supported. TRL pads
+prompts on the left and completions on the right: T here is completion tokens.
 """
 
 import time
@@ -76,6 +76,7 @@ class LLDGRPOTrainer(GRPOTrainer):
         self._live: tuple[Tensor, Tensor | None] | None = None
         self._passes: list[Pass] | None = None  # scored while a rollout batch was made
         self._counts: list[Counts] = []
+        self.low_logp: Tensor | None = None  # Lp-Reg's delta of the present rollout batch
         self._divided: list[Rows] | None = None
         if self.active or args.measure_every:
             self.add_callback(BatchReport(self))
@@ -110,13 +111,10 @@ class LLDGRPOTrainer(GRPOTrainer):
         if self.active:
             output["advantages"] = output["advantages"].masked_fill(self._tied()[own], 0.0)
         old = output.get("old_per_token_logps")
-        if old is None and needed & {"proxy_logp", "low_logp"}:
+        if old is None and needed & {"proxy_logp", "low_logp"} and not self._at_once:
             old = self.score(output)
-        if old is not None:  # else there is one update, and the live policy is the one that sampled
-            output["lld_logp"] = old
-        if "proxy_logp" in needed:
-            output["lld_proxy"] = self._proxy(output)
-        self.low_logp = self._low_logp(old, mask) if "low_logp" in needed else None
+        if old is not None:  # else the live policy is the one that sampled
+            self._sampled(output, old)
         self._passes = None
         if self.measured or self.args.reads_text:
             output["lld_span"], self.valid_searches = self._read(inputs, output)
@@ -172,9 +170,23 @@ class LLDGRPOTrainer(GRPOTrainer):
         self._live = live
         return logp
 
-    def _proxy(self, output: Rows) -> Float[Tensor, "B T"]:
+    @property
+    def _at_once(self) -> bool:
+        """Whether a rollout batch is one micro-batch of one update: its live pass tells all."""
+        return self.args.steps_per_generation == self.num_iterations == 1
+
+    def _sampled(self, rows: Rows, old: Float[Tensor, "B T"]) -> None:
+        """Add what the terms read of the policy that sampled, once it has scored the rows."""
+        needed = needs(self.terms)
+        rows["lld_logp"] = old.detach()
+        if "proxy_logp" in needed:
+            rows["lld_proxy"] = self._proxy(rows, old)
+        if "low_logp" in needed:
+            self.low_logp = self._low_logp(rows["lld_logp"], rows["lld_mask"])
+
+    def _proxy(self, output: Rows, old: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """The proxy of the sampling policy, from the pass that scored it; Lp-Reg reads A < 0."""
-        old, advantages = output["lld_logp"], output["advantages"]
+        advantages = output["advantages"]
         (states,) = [states for logp, states in self._passes if logp is old]
         every = not {"llds", "lp_reg"}.issuperset(self.active)  # another term may read it all
         wanted = (advantages < 0) | every
@@ -214,11 +226,11 @@ class LLDGRPOTrainer(GRPOTrainer):
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ):
         asked = (model, input_ids, attention_mask, logits_to_keep, *args)
-        if self._passes is None or model is not self.model:
+        bare = self.accelerator.unwrap_model(model)
+        if self._passes is None or bare is not self.accelerator.unwrap_model(self.model):
             out = super()._get_per_token_logps_and_entropies(*asked, **kwargs)
         else:
-            part = backbone(self.accelerator.unwrap_model(model))
-            with listening(part, logits_to_keep) as heard:
+            with listening(backbone(bare), logits_to_keep) as heard:
                 out = super()._get_per_token_logps_and_entropies(*asked, **kwargs)
             self._passes.append((out[0], torch.cat(heard)))
         if self.extended:
@@ -226,14 +238,18 @@ class LLDGRPOTrainer(GRPOTrainer):
         return out
 
     def _compute_loss(self, model, inputs: Rows) -> Float[Tensor, ""]:
-        loss = super()._compute_loss(model, inputs)
         if not self.extended:
-            return loss
+            return super()._compute_loss(model, inputs)
+        if "lld_logp" not in inputs and "proxy_logp" in needs(self.terms):
+            self._passes = []
+        loss = super()._compute_loss(model, inputs)
         (logp, entropy), self._live = self._live, None
         if self.measured:
             self.sums["entropy"] += (entropy.detach() * inputs["lld_mask"]).sum()
             self.sums["tokens"] += inputs["lld_mask"].sum()
-        inputs.setdefault("lld_logp", logp.detach())
+        if "lld_logp" not in inputs:
+            self._sampled(inputs, logp)
+        self._passes = None
         if not self.active:
             return loss
         accumulated = self.args.gradient_accumulation_steps

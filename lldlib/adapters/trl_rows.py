@@ -91,7 +91,7 @@ def listening(part: nn.Module, width: int) -> Iterator[list[Float[Tensor, "N T D
     heard: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, output: object) -> None:
-        heard.append(output.last_hidden_state[:, -width - 1 : -1])
+        heard.append(output.last_hidden_state[:, -width - 1 : -1].detach())
 
     handle = part.register_forward_hook(keep)
     try:

@@ -241,10 +241,32 @@ def test_terms_without_measurements_take_no_further_pass(steps, tmp_path):
     assert passes(settings(tmp_path, **rows, **LLDS))[0] > layers
 
 
-def test_lp_reg_with_one_update_a_batch_takes_one_pass_more(tmp_path):
+def test_lp_reg_with_one_update_a_batch_takes_a_pass_more_only_for_micro_batches(tmp_path):
+    """Of two rollout batches: the delta is the whole batch's, and a micro-batch cannot know it."""
     rows = {"num_iterations": 1, "max_steps": 2, "measure_every": 0}
     assert passes(settings(tmp_path, **rows), GRPOTrainer) == (2, 0)
-    assert passes(settings(tmp_path, **rows, **LP_REG))[0] == 4  # of two batches
+    layers, head = passes(settings(tmp_path, **rows, **LP_REG))
+    assert layers == 2 and 0 < head < 16
+    rows |= {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
+    rows["per_device_train_batch_size"] = 4
+    assert passes(settings(tmp_path, **rows), GRPOTrainer) == (4, 0)
+    assert passes(settings(tmp_path, **rows, **LP_REG))[0] == 4 + 4
+
+
+def test_one_micro_batch_and_two_have_the_same_lp_reg(tmp_path, read):
+    """Delta and proxy come out of the live pass in one case, of a pass before it in the other."""
+    totals = []
+    for size in (8, 4):
+        rows = {"per_device_train_batch_size": size, "num_iterations": 1, "max_steps": 1}
+        rows |= {"gradient_accumulation_steps": 8 // size, "steps_per_generation": 8 // size}
+        read.clear()
+        trainer(settings(tmp_path, measure_every=0, **rows, **LP_REG), some_policy()).train()
+        totals.append(float(sum(value for *_, value in read)))
+        deltas = {float(x.low_logp) for x, *_ in read}
+        assert len(deltas) == 1
+        totals.append(deltas.pop())
+    assert totals[0] > 1e-3
+    assert totals[:2] == pytest.approx(totals[2:], abs=1e-5)
 
 
 # -- what TRL's own tests ask --------------------------------------------------------------------
