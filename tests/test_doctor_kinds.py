@@ -609,3 +609,25 @@ def test_the_signs_of_a_prefix_are_those_of_the_prefix():
 def test_kinds_are_told_from_a_log_that_was_read(tmp_path):
     (log,) = read_logs(jsonl(tmp_path, rows(UP)))
     assert kind_of(log).says == "This is reinforcement learning: it logs reward"
+
+
+@pytest.mark.parametrize(
+    ("logged", "says"),
+    [
+        ({"actor/lld_loss": lambda t: 0.0}, "actor/lld_loss is 0 in all 60 rows, so LLDS does not"),
+        ({"lld_active_ratio": lambda t: 0.0}, "lld_active_ratio is 0 in all 60 rows, so LLDS does"),
+        ({"lld_active_ratio": lambda t: 1.0}, "100% in the median, so no gate is at work"),
+        ({"llds/value": lambda t: 0.0 if t % 7 else 1e-4}, None),  # it acts now and then
+        ({"llds/open_gate_share": lambda t: 0.3}, None),
+    ],
+)
+def test_an_llds_that_does_nothing_is_told_under_a_good_verdict(tmp_path, logged, says):
+    rows = [
+        {"step": t, "critic/score/mean": float(UP[t])} | {k: f(t) for k, f in logged.items()}
+        for t in range(STEPS)
+    ]
+    found = one(jsonl(tmp_path, rows))
+    assert found.judged.verdict == "healthy"
+    text = " ".join(as_text(found).split())
+    assert (says is None) == ("lldlib check-llds" not in text)
+    assert says is None or says in text

@@ -29,6 +29,7 @@ FORMAT_SEEN, FORMAT_LIVED, FORMAT_DEAD = 0.03, 0.1, 0.01  # of the answers
 MOST = 0.5  # share of answers or groups from which on it is said
 NO_CONTRAST = 0.75  # share of the groups whose answers score alike
 FROZEN_EVALUATIONS = 5
+NO_GATE = 0.99  # share of tokens on which a gated LLDS never acts
 LASTS = 0.9  # share of the rows since a sign began that must show it
 
 
@@ -302,6 +303,27 @@ def _constant(values: Array, least: int) -> int | None:
     return begin if begin and len(values) - begin >= least else None
 
 
+def _llds(run: Run) -> Iterator[Sign]:
+    """LLDS is in the log and does nothing, or has no gate."""
+    for name in ("llds", "llds_active"):
+        rows, values = _known(run, name)
+        if len(values) >= STRETCH and not values.any():
+            says = (
+                f"{run.columns[name]} is 0 in all {len(values)} rows, so LLDS does nothing here: "
+                "it is 0 where a batch has one update, where the old log-probs are the current "
+                "policy's, and where no row is kept. lldlib check-llds tells which"
+            )
+            yield Sign("llds idle", says, "told", int(rows[0]))
+            return
+    rows, values = _known(run, "llds_active")
+    if len(values) >= STRETCH and np.mean(values >= NO_GATE) >= LASTS:
+        says = (
+            f"{run.columns['llds_active']} is {np.median(values):.0%} in the median, so no gate is "
+            "at work: LLDS should act only where likelihood fell. lldlib check-llds tells which"
+        )
+        yield Sign("llds gate", says, "told", int(rows[0]))
+
+
 RULES: tuple[Callable[[Run], Iterator[Sign]], ...] = (
     _numbers,
     _ended,
@@ -312,4 +334,5 @@ RULES: tuple[Callable[[Run], Iterator[Sign]], ...] = (
     _format,
     _contrast,
     _frozen,
+    _llds,
 )

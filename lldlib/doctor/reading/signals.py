@@ -344,6 +344,26 @@ SIGNALS: dict[str, Signal] = {
         ("likelihood/correct", "logps/chosen", "logp/correct", "actor/likelihood_positive"),
         "likelihood displacement",
     ),
+    "llds": Signal(
+        "value of LLDS",
+        "nats a token",
+        (
+            "llds/value",
+            *("actor/llds_loss", "actor/lld_loss", "actor/llds_penalty", "actor/lld_penalty"),
+            *("llds_loss", "lld_loss", "llds_penalty", "lld_penalty", "loss/llds", "loss/lld"),
+        ),
+        "",
+    ),
+    "llds_active": Signal(
+        "share of tokens on which LLDS acts",
+        "share",
+        (
+            "llds/open_gate_share",
+            *("actor/llds_active_ratio", "actor/lld_active_ratio"),
+            *("llds_active_ratio", "lld_active_ratio", "llds/active_ratio", "lld/active_ratio"),
+        ),
+        "",
+    ),
     "sampler_gap": Signal(
         "sampler and trainer disagree",
         "nats a token",
