@@ -1,16 +1,15 @@
 """How recorded runs ended, by the scripts of the atlas: alarms by hand, strips, survival."""
 
 import math
-import sys
 
+from helpers import script
 from test_figures import BATCHES, assert_readable, make_run, texts
 
-from lldlib.config import data_dir
 from lldlib.runs.phases import AlarmRule
 
-sys.path.append(str(data_dir() / "atlas"))
-from fates import alarm_report, phase_strips, survival_figure
-
+fates = script("atlas/fates.py")
+alarm_report, phase_strips = fates.alarm_report, fates.phase_strips
+survival_figure = fates.survival_figure
 LOST, ALARM = "displacement/correct_token", AlarmRule(start=2, lost=0.4, rare=2.0)
 
 

@@ -1,15 +1,13 @@
 """The band of the runs that lived, and the batch at which a curve leaves it: hand-made series."""
 
 import math
-import sys
 
 import pytest
+from helpers import script
 
-from lldlib.config import data_dir
-
-sys.path.append(str(data_dir() / "atlas"))
-from onsets import SPIRAL, Band, BandRule, band_of, leaves, order_of
-
+onsets = script("atlas/onsets.py")
+SPIRAL, Band, BandRule = onsets.SPIRAL, onsets.Band, onsets.BandRule
+band_of, leaves, order_of = onsets.band_of, onsets.leaves, onsets.order_of
 NOW = BandRule(start=0, window=1, hold=1)
 
 
