@@ -88,7 +88,10 @@ def test_all_tasks_make_both_tables(folder, tmp_path, capsys):
         (["--out", "o", "--tasks", "none"], "unknown task 'none'"),
         (["--out", "o", "--corpus", "no.jsonl"], "no.jsonl: no such file"),
         (["--out", "o", "--retriever", "e5"], "unknown retriever 'e5'"),
-        (["--out", "o", "--tasks", "maths", "--limit", "0"], "must be at least 1"),
+        (
+            ["--out", "o", "--tasks", "maths", "--limit", "0"],
+            "limit is 0: use a whole number of 1 or more",
+        ),
     ],
 )
 def test_bad_input_is_one_line(folder, arguments, message, tmp_path, monkeypatch, capsys):

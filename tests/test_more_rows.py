@@ -1,5 +1,7 @@
 """data/starts/more_rows.py: facts of 2Wiki rows, and rows made of other rows."""
 
+import sys
+
 import pytest
 from benchmark_files import BENCHMARKS, needs_benchmarks, write_rows
 from gold_rows import COMPARISON, FILMS, HOTPOT, JOIN, MUSIQUE, NATIONS, paragraph

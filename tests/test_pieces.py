@@ -54,5 +54,5 @@ def test_outside_the_rollout_no_more_rows_than_that_pass_at_a_time():
 
 
 def test_a_negative_number_of_rows_is_refused():
-    with pytest.raises(ValueError, match="micro_rows is -1: use 1 or more, or 0"):
+    with pytest.raises(ValueError, match="micro_rows is -1: use a whole number of 0 or more"):
         micro_trainer(replace(MICRO, micro_rows=-1))

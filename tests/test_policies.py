@@ -114,10 +114,9 @@ def test_a_missing_built_in_searcher_says_where_it_comes_from(tmp_path, monkeypa
 
 
 def test_a_path_that_does_not_exist_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match="cannot load the policy") as error:
+    with pytest.raises(ValueError, match=r"unknown policy '.*nothing'") as error:
         load_policy(str(tmp_path / "nothing"))
-    assert "nothing" in one_line(error)
-    assert all(repr(name) in one_line(error) for name in [*BUILT_IN, "smollm2"])
+    assert all(name in one_line(error) for name in [*BUILT_IN, "smollm2", "a folder"])
 
 
 @pytest.mark.parametrize(
