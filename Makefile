@@ -14,8 +14,8 @@ $(VENV)/stamp: requirements.txt pyproject.toml
 demo: setup  # GRPO and GRPO+LLDS from one start, side by side
 	$(VENV)/bin/python -m lldlib demo --seeds 0 --out runs/demo
 
-# a file's tests run in one process, but each notebook by itself, the longest things first
-SPREAD = --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# which tests share a process: tests/conftest.py
+SPREAD = --numprocesses $(WORKERS) --no-loadscope-reorder
 
 test: setup  # every test but the long ones
 	$(VENV)/bin/python -m pytest -rs $(SPREAD) -m "not long"

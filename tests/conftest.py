@@ -25,17 +25,23 @@ NOTEBOOK = "test_it_runs_and_its_solutions_pass"  # the run of a notebook: it sh
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the tests over the workers: a file's on one, but each notebook's run by itself.
-
-    Those come first, so that no worker is left with a long one at the end. All that needs a browser
-    is long.
-    """
+    """Runs of notebooks come first, so that no worker is left with one; a browser's are long."""
     for item in items:
-        alone = item.name.startswith(NOTEBOOK)
-        item.add_marker(pytest.mark.xdist_group(item.name if alone else item.path.name))
         if item.path.parent.name == "browser":
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not item.name.startswith(NOTEBOOK))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A file's tests run on one worker, for its fixtures, but each notebook's run by itself."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if NOTEBOOK in nodeid else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,8 @@ from lldlib.train.run import TrainingRun
 from lldlib.types import Question
 from lldlib.world.benchmarks import Task
 
+pytestmark = pytest.mark.long  # about a minute
+
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,

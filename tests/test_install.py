@@ -310,6 +310,7 @@ print(len(known_models()) > 3, *(load_policy(name).model.num_parameters() for na
     assert told[4:] == ["True", "417312", "417312", "61632"]
 
 
+@pytest.mark.long
 def test_commands_run_from_an_empty_folder(site, tmp_path):
     """From nothing to a report, with no clone on the path."""
     log = growing_log(tmp_path)
