@@ -22,7 +22,7 @@ import numpy as np
 from lldlib.doctor import judge as rules
 from lldlib.doctor.judging import warnings as ringing
 from lldlib.doctor.readers import Log, Unreadable, read_logs
-from lldlib.doctor.reading.series import ENOUGH, Run, run_of
+from lldlib.doctor.reading.series import ENOUGH, LoggedRun, run_of
 from lldlib.files import read_jsonl
 from lldlib.runs.phases import find_collapse, trailing_mean
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 @cache
-def runs_of(path: Path) -> dict[str, Run]:
+def runs_of(path: Path) -> dict[str, LoggedRun]:
     """The runs of a file of metrics, by their folder's name; what has no reward is left out."""
     logs: dict[str, Log] = {}
     for _, row in read_jsonl(path):
@@ -74,7 +74,7 @@ def runs_of(path: Path) -> dict[str, Run]:
     return {name: run_of(log.close()) for name, log in logs.items()}
 
 
-def folders(path: Path) -> dict[str, Run]:
+def folders(path: Path) -> dict[str, LoggedRun]:
     """The runs of a folder of run folders that have a reward."""
     found = {}
     for file in sorted(path.rglob("metrics.jsonl")):
@@ -83,16 +83,16 @@ def folders(path: Path) -> dict[str, Run]:
     return found
 
 
-def atlas() -> dict[str, Run]:
+def atlas() -> dict[str, LoggedRun]:
     """The runs of the atlas: those of the search, seeds 0 to 2, and the other seeds."""
     search = runs_of(ATLAS / "search.jsonl.gz")
     others = {n: run for n, run in folders(ATLAS / "main").items() if n[-6:] not in TUNED}
     return {f"atlas/{name}": run for name, run in search.items()} | others
 
 
-def recorded() -> dict[str, list[Run]]:
+def recorded() -> dict[str, list[LoggedRun]]:
     """Recorded runs with enough rows, a group for what is one run: a branch and its trunk."""
-    groups: dict[str, dict[str, Run]] = defaultdict(dict)
+    groups: dict[str, dict[str, LoggedRun]] = defaultdict(dict)
     for name, run in (atlas() | folders(REAL)).items():
         if len(run.scored) >= ENOUGH:
             groups[name][name] = run
@@ -111,9 +111,9 @@ def recorded() -> dict[str, list[Run]]:
     return {name: list(runs.values()) for name, runs in groups.items()}
 
 
-def public(folder: Path) -> dict[str, list[Run]]:
+def public(folder: Path) -> dict[str, list[LoggedRun]]:
     """Public logs; files whose names begin alike up to the first `_` twice over are one run."""
-    groups: dict[str, list[Run]] = defaultdict(list)
+    groups: dict[str, list[LoggedRun]] = defaultdict(list)
     for file in sorted(folder.iterdir()):
         try:
             run = run_of(read_logs(file)[0])
@@ -124,7 +124,7 @@ def public(folder: Path) -> dict[str, list[Run]]:
     return {name: runs[:1] for name, runs in groups.items()}
 
 
-def _fingerprint(run: Run) -> str:
+def _fingerprint(run: LoggedRun) -> str:
     """One run in two formats has the same first scores."""
     scores = run.signals["reward"][run.scored]
     return " ".join(f"{v:.4f}" for v in scores[:10])
@@ -133,7 +133,7 @@ def _fingerprint(run: Run) -> str:
 # -- odds ------------------------------------------------------------------------------------------
 
 
-def odds(warning: ringing.EarlyWarning, groups: Sequence[list[Run]]) -> dict:
+def odds(warning: ringing.EarlyWarning, groups: Sequence[list[LoggedRun]]) -> dict:
     """The threshold, and how it did on each group when it was set on all the others."""
     facts = [[_facts(warning, run) for run in runs] for runs in groups]
     facts = [[f for f in group if f is not None] for group in facts]
@@ -161,7 +161,7 @@ def odds(warning: ringing.EarlyWarning, groups: Sequence[list[Run]]) -> dict:
     }
 
 
-def _facts(warning: ringing.EarlyWarning, run: Run) -> tuple | None:
+def _facts(warning: ringing.EarlyWarning, run: LoggedRun) -> tuple | None:
     """(row of the fall or None, for each threshold the row at which it rings or None)."""
     strength = warning.strength(run)
     if not np.isfinite(strength).any():
@@ -196,7 +196,7 @@ def _best(grid: Iterable[float], facts: Sequence[tuple]) -> float:
 GRID = {"SURE": (3.0, 3.5, 4.0), "FALLEN": (0.2, 0.25, 0.3), "LOST": (0.5, 0.6, 0.7)}
 
 
-def verdict_odds(groups: dict[str, list[Run]]) -> dict:
+def verdict_odds(groups: dict[str, list[LoggedRun]]) -> dict:
     """Verdicts beside labels made another way, with the thresholds set on all other groups.
 
     A label reads the training reward alone, by `runs.phases`: dead, if it ends under 0.3 of its
@@ -219,7 +219,7 @@ def verdict_odds(groups: dict[str, list[Run]]) -> dict:
     return {"left_out": left_out, "in_use": in_use}
 
 
-def _verdict(run: Run, point: dict[str, float]) -> str:
+def _verdict(run: LoggedRun, point: dict[str, float]) -> str:
     for name, value in point.items():
         setattr(rules, name, value)
     return rules.judge(replace(run, heldout=np.full(len(run.steps), np.nan))).verdict
@@ -229,7 +229,7 @@ def _wrong(truth: str, verdict: str) -> bool:
     return verdict != "collapsed" if truth == "dead" else verdict in ("degrading", "collapsed")
 
 
-def label(run: Run) -> str | None:
+def label(run: LoggedRun) -> str | None:
     """`dead`, `alive`, or None between them."""
     scores = [float(v) for v in run.signals["reward"][run.scored]]
     means = [m for m in trailing_mean(scores) if m == m]
@@ -242,7 +242,7 @@ def label(run: Run) -> str | None:
 # -- remedies --------------------------------------------------------------------------------------
 
 
-def study(folder: str, **wanted: str) -> list[Run]:
+def study(folder: str, **wanted: str) -> list[LoggedRun]:
     """The recorded runs of a study whose names hold these settings and no other method's."""
     found = []
     for name, run in sorted(runs_of(FIRST).items()):
@@ -253,7 +253,7 @@ def study(folder: str, **wanted: str) -> list[Run]:
     return found
 
 
-def searched(**wanted: str) -> list[Run]:
+def searched(**wanted: str) -> list[LoggedRun]:
     """The atlas's runs with exactly these settings, one a seed; the search's own come first."""
     found = {}
     for file in ("search", "later", "methods"):
@@ -264,7 +264,7 @@ def searched(**wanted: str) -> list[Run]:
     return list(found.values())
 
 
-def outcome(runs: Sequence[Run]) -> str:
+def outcome(runs: Sequence[LoggedRun]) -> str:
     """`collapses in 3 of 3, 0.02 at the end`: what the runs came to."""
     if not runs:
         return "not recorded"

@@ -14,7 +14,7 @@ import numpy as np
 from lldlib.doctor.judging.levels import HIGH, Level, floor_of, level, slope, split, top_of
 from lldlib.doctor.judging.statistics import break_at, means, noise, window_size
 from lldlib.doctor.judging.vital import Sign, signs
-from lldlib.doctor.reading.series import ENOUGH, Array, Run
+from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 
 Verdict = Literal["healthy", "stagnating", "degrading", "collapsed", "unknown"]
 ORDER: tuple[Verdict, ...] = ("unknown", "healthy", "stagnating", "degrading", "collapsed")
@@ -50,7 +50,7 @@ class Judgement:
     row: int | None = None  # the row of it, among all rows
 
 
-def judge(run: Run) -> Judgement:
+def judge(run: LoggedRun) -> Judgement:
     """The verdict: of all rules that fire the worst; `unknown` where no rule has enough rows.
 
     Only reinforcement learning is judged. A sign of a dead policy makes it collapsed, and a lesser
@@ -74,14 +74,14 @@ def judge(run: Run) -> Judgement:
     return _on_a_guess(run, first)
 
 
-def _not_judged(run: Run) -> Judgement:
+def _not_judged(run: LoggedRun) -> Judgement:
     """What is no reinforcement learning gets one sentence and no verdict."""
     said = f"No verdict: {run.kind.says[:1].lower()}{run.kind.says[1:]}, and only reinforcement "
     tail = "learning is judged here. If a column is a reward, name it: --map reward=COLUMN."
     return Judgement("unknown", "kind", said + tail)
 
 
-def _too_short(run: Run, count: int) -> Judgement:
+def _too_short(run: LoggedRun, count: int) -> Judgement:
     if count:
         what = f"{count} row{'s' if count > 1 else ''} with a reward, and a verdict needs {ENOUGH}"
     else:
@@ -89,7 +89,7 @@ def _too_short(run: Run, count: int) -> Judgement:
     return Judgement("unknown", "too short", f"Cannot say: the log has {what}.")
 
 
-def _on_a_guess(run: Run, judged: Judgement) -> Judgement:
+def _on_a_guess(run: LoggedRun, judged: Judgement) -> Judgement:
     """A fall of a column that only may be the reward is told, and is no verdict."""
     name = run.columns["reward"]
     if "reward" not in run.guessed or "reward" in name.lower() or judged.rule == "dead policy":
@@ -101,7 +101,7 @@ def _on_a_guess(run: Run, judged: Judgement) -> Judgement:
     return Judgement("unknown", "guess", said, judged.evidence)
 
 
-def _dead(run: Run, sign: Sign) -> Judgement:
+def _dead(run: LoggedRun, sign: Sign) -> Judgement:
     step = float(run.steps[sign.row])
     return Judgement(
         "collapsed",
@@ -129,7 +129,7 @@ def _not_over_a_corpse(judged: Judgement, shown: list[Sign]) -> Judgement:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _dead_floor(run: Run, rows: Array, scores: Array) -> Judgement | None:
+def _dead_floor(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """Scores that had moved are exactly at their lowest, row after row."""
     low = scores.min()
     above = np.flatnonzero(scores > low + 1e-9 * max(abs(low), 1e-9))
@@ -153,7 +153,7 @@ def _dead_floor(run: Run, rows: Array, scores: Array) -> Judgement | None:
     )
 
 
-def _stuck(run: Run, rows: Array, scores: Array) -> Judgement | None:
+def _stuck(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """Scores that had moved are exactly constant, far under their best."""
     moved = np.flatnonzero(scores != scores[-1])
     if not len(moved):
@@ -177,7 +177,7 @@ def _stuck(run: Run, rows: Array, scores: Array) -> Judgement | None:
     )
 
 
-def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
+def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The score has lost a large share of its best, by far more than its noise."""
     floor = floor_of(run, scores)
     now = level(scores, floor)
@@ -202,7 +202,7 @@ def _fallen(run: Run, rows: Array, scores: Array) -> Judgement | None:
     return Judgement("degrading", "fall", sentence, evidence, None, int(rows[begin]))
 
 
-def _broken_numbers(run: Run, rows: Array, scores: Array) -> Judgement | None:
+def _broken_numbers(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The entropy is 0 to rounding and gradients or KL are not finite or absurd.
 
     Collapsed where the score was also at its lowest for a while, degrading where it was not.
@@ -246,7 +246,7 @@ def _dead_stretch(scores: Array) -> tuple[int, int] | None:
     return (begin, length) if length >= DEAD_ROWS and alive else None
 
 
-def blown(run: Run) -> Array:
+def blown(run: LoggedRun) -> Array:
     """Rows in which the gradient norm, the KL or the loss is not finite or absurdly large.
 
     A column in which more than three of ten values are not finite is taken as not measured there.
@@ -267,7 +267,7 @@ def blown(run: Run) -> Array:
     return np.flatnonzero(bad)
 
 
-def heldout_level(run: Run) -> tuple[float, float, float, int] | None:
+def heldout_level(run: LoggedRun) -> tuple[float, float, float, int] | None:
     """(best, last, share lost, row of the fall) of the held-out score; None with too few points.
 
     Best and last are means of three evaluations; the first counts as a candidate for the best.
@@ -284,7 +284,7 @@ def heldout_level(run: Run) -> tuple[float, float, float, int] | None:
     return float(mean[top]), float(mean[-1]), float(share), int(rows[min(fall, len(rows) - 1)])
 
 
-def _held_out(run: Run, rows: Array, scores: Array) -> Judgement | None:
+def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The held-out score fell, whatever the training reward does."""
     found = heldout_level(run)
     if found is None or found[2] < HELDOUT_FALLEN:
@@ -305,7 +305,7 @@ def _held_out(run: Run, rows: Array, scores: Array) -> Judgement | None:
     )
 
 
-def _standing(run: Run, scores: Array) -> Judgement:
+def _standing(run: LoggedRun, scores: Array) -> Judgement:
     """Nothing fell: did the run learn?"""
     floor = floor_of(run, scores)
     now = level(scores, floor)
@@ -344,7 +344,7 @@ def _no_trend(now: Level, said: str, dip: tuple[str, ...]) -> tuple[str, tuple[s
     return sentence, (f"{moved}, and less than {100 * share:.0f} % of it", *dip)
 
 
-def _by_all_rows(run: Run, scores: Array, now: Level, said: str) -> Judgement | None:
+def _by_all_rows(run: LoggedRun, scores: Array, now: Level, said: str) -> Judgement | None:
     """A rise that a short log shows only in all of its rows together."""
     line = slope(scores) if len(scores) <= SHORT else 0.0
     if line < LINE or now.gain < GAIN:
@@ -357,7 +357,7 @@ def _by_all_rows(run: Run, scores: Array, now: Level, said: str) -> Judgement | 
     )
 
 
-def _by_heldout(run: Run, said: str) -> Judgement | None:
+def _by_heldout(run: LoggedRun, said: str) -> Judgement | None:
     """A held-out score that rose counts for a run whose training reward does not move."""
     values = run.heldout[np.isfinite(run.heldout)]
     if len(values) < HELDOUT_POINTS:
@@ -378,7 +378,7 @@ def _by_heldout(run: Run, said: str) -> Judgement | None:
     )
 
 
-def _dip(run: Run, scores: Array, floor: float) -> tuple[str, ...]:
+def _dip(run: LoggedRun, scores: Array, floor: float) -> tuple[str, ...]:
     """A fall that the run came back from."""
     mean = means(scores, window_size(len(scores)))
     best = np.maximum.accumulate(mean)

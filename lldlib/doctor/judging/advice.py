@@ -13,7 +13,7 @@ import numpy as np
 from lldlib.doctor.judging.statistics import values_of
 from lldlib.doctor.judging.vital import Sign
 from lldlib.doctor.judging.warnings import evidence
-from lldlib.doctor.reading.series import Run
+from lldlib.doctor.reading.series import LoggedRun
 
 FOR = {  # pattern or sign -> remedies in the order in which to try them
     "tool": ("check tool",),
@@ -58,7 +58,7 @@ class Advice:
     pattern: str  # what it is for
 
 
-def several_updates(run: Run) -> bool | None:
+def several_updates(run: LoggedRun) -> bool | None:
     """Whether a batch is used for several updates, by clipped tokens or the KL to the old policy.
 
     None where the log has neither.
@@ -73,7 +73,7 @@ def several_updates(run: Run) -> bool | None:
 
 
 def advice(
-    run: Run, verdict: str, found: Sequence[tuple[str, str]], shown: Sequence[Sign]
+    run: LoggedRun, verdict: str, found: Sequence[tuple[str, str]], shown: Sequence[Sign]
 ) -> list[Advice]:
     """What to try for the (key, title) of each pattern and for each grave sign, none twice.
 

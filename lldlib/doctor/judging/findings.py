@@ -13,7 +13,7 @@ import numpy as np
 from lldlib.doctor.judge import SURE, Judgement, blown, heldout_level
 from lldlib.doctor.judging.levels import floor_of, level
 from lldlib.doctor.judging.statistics import noise, trailing, values_of, window_size
-from lldlib.doctor.reading.series import ENOUGH, Run
+from lldlib.doctor.reading.series import ENOUGH, LoggedRun
 
 FELL = ("degrading", "collapsed")
 LIVES = (  # rules under which the training reward did not fall
@@ -69,7 +69,7 @@ class Advice:
 class Scene:
     """A run with its verdict, and where the fall is: what the rules of the patterns look at."""
 
-    run: Run
+    run: LoggedRun
     judged: Judgement
 
     @property
@@ -115,7 +115,7 @@ class Scene:
         return f"{self.run.steps[row]:g}"
 
 
-def patterns(run: Run, judged: Judgement) -> list[Pattern]:
+def patterns(run: LoggedRun, judged: Judgement) -> list[Pattern]:
     """The patterns that the log shows; none where too few rows were read."""
     if run.kind.word != "rl" or (judged.verdict == "unknown" and not len(blown(run))):
         return []

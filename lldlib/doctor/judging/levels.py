@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lldlib.doctor.judging.statistics import Window, break_at, means, noise, window_size
-from lldlib.doctor.reading.series import Array, Run
+from lldlib.doctor.reading.series import Array, LoggedRun
 
 SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
 HIGH = 0.9  # share of the top score at which a run has nothing left to learn
@@ -28,7 +28,7 @@ class Level:
     won: float  # share of the best score, over the floor, that was learned since the start
 
 
-def floor_of(run: Run, scores: Array) -> float:
+def floor_of(run: LoggedRun, scores: Array) -> float:
     """The score under which a run cannot fall: 0, or, where scores are negative, a lower one.
 
     Where the best is over 0 it is 0 or the lowest mean of 5 rows, and over 0 where no single answer
@@ -120,7 +120,7 @@ def split(scores: Array, now: Level) -> tuple[int, float]:
     return begin, chance
 
 
-def top_of(run: Run, scores: Array) -> float | None:
+def top_of(run: LoggedRun, scores: Array) -> float | None:
     """The highest score that can be had, where the log tells it: of single answers, or 1."""
     most = run.signals.get("reward_max")
     known = most[np.isfinite(most)] if most is not None else np.empty(0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lldlib.doctor.reading.series import Array, Run
+from lldlib.doctor.reading.series import Array, LoggedRun
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def break_at(values: Array) -> int:
     return int(k[np.argmin(left + right)])
 
 
-def values_of(run: Run, name: str) -> Array:
+def values_of(run: LoggedRun, name: str) -> Array:
     """A signal, a value a row; nan where nothing finite was logged or there is no such signal."""
     values = run.signals.get(name)
     if values is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lldlib.doctor.judging.levels import HIGH, level, top_of
 from lldlib.doctor.judging.statistics import trailing, values_of, window_size
-from lldlib.doctor.reading.series import ENOUGH, Array, Run
+from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 
 Grave = Literal["dead", "lifeless", "told"]
 EARLY = 5  # rows at the start; what was so from there on did not die
@@ -46,7 +46,7 @@ class Sign:
     row: int | None = None  # where it began, among all rows
 
 
-def signs(run: Run) -> list[Sign]:
+def signs(run: LoggedRun) -> list[Sign]:
     """The signs that a run of reinforcement learning shows, the gravest first."""
     if run.kind.word != "rl":
         return []
@@ -63,7 +63,7 @@ def signs(run: Run) -> list[Sign]:
     return sorted(found, key=lambda s: ("dead", "lifeless", "told").index(s.grave))
 
 
-def _rose(run: Run) -> bool:
+def _rose(run: LoggedRun) -> bool:
     """Whether the reward stands far over its start: the task may be solved as far as it can be."""
     if len(run.scored) < ENOUGH:
         return False
@@ -79,7 +79,7 @@ def _told(sign: Sign) -> Sign:
     return Sign(sign.key, f"{sign.says} (the reward is near its top)", "told", sign.row)
 
 
-def at_top(run: Run) -> bool:
+def at_top(run: LoggedRun) -> bool:
     """Whether the reward is near the highest that can be had."""
     if len(run.scored) < STRETCH:
         return False
@@ -88,11 +88,11 @@ def at_top(run: Run) -> bool:
     return top is not None and level(scores, 0.0).late >= HIGH * top
 
 
-def _at(run: Run, row: int | np.integer) -> str:
+def _at(run: LoggedRun, row: int | np.integer) -> str:
     return f"{run.unit} {run.steps[row]:g}"
 
 
-def _known(run: Run, name: str) -> tuple[Array, Array]:
+def _known(run: LoggedRun, name: str) -> tuple[Array, Array]:
     """(rows, values) in which a signal is finite."""
     values = values_of(run, name)
     rows = np.flatnonzero(np.isfinite(values))
@@ -111,7 +111,7 @@ def since(shows: Array, least: int = STRETCH) -> int | None:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _numbers(run: Run) -> Iterator[Sign]:
+def _numbers(run: LoggedRun) -> Iterator[Sign]:
     """NaN or infinity in the loss, the KL or the gradient."""
     died = run.ending is not None and run.ending.how in ("crash", "killed")
     gone = [name for name in NUMBERS if _tail(run, name) >= BROKEN_ROWS]
@@ -144,7 +144,7 @@ def _numbers(run: Run) -> Iterator[Sign]:
 NUMBERS = ("loss", "grad_norm", "kl")
 
 
-def _tail(run: Run, name: str) -> int:
+def _tail(run: LoggedRun, name: str) -> int:
     """Rows at the end in which a signal was logged and is not finite, after some that were."""
     values = run.signals.get(name, np.empty(0))
     bad = np.isinf(values[~np.isnan(values)])
@@ -152,7 +152,7 @@ def _tail(run: Run, name: str) -> int:
     return len(bad) - 1 - int(fine[-1]) if len(fine) else 0
 
 
-def _ended(run: Run) -> Iterator[Sign]:
+def _ended(run: LoggedRun) -> Iterator[Sign]:
     """An error at the end, or a process that was killed."""
     if run.ending is None or not len(run.steps):
         return
@@ -170,7 +170,7 @@ def _ended(run: Run) -> Iterator[Sign]:
         yield Sign("ended", f"the process {word} {where}: {says}", "lifeless", row)
 
 
-def _entropy(run: Run) -> Iterator[Sign]:
+def _entropy(run: LoggedRun) -> Iterator[Sign]:
     rows, values = _known(run, "entropy")
     if len(values) < ENOUGH:
         return
@@ -182,7 +182,7 @@ def _entropy(run: Run) -> Iterator[Sign]:
         yield Sign("entropy", says, "lifeless", int(rows[begin]))
 
 
-def _gradient(run: Run) -> Iterator[Sign]:
+def _gradient(run: LoggedRun) -> Iterator[Sign]:
     rows, values = _known(run, "grad_norm")
     if len(values) < ENOUGH:
         return
@@ -196,7 +196,7 @@ def _gradient(run: Run) -> Iterator[Sign]:
         yield Sign("gradient", says, "lifeless", int(rows[begin]))
 
 
-def _cut(run: Run) -> Iterator[Sign]:
+def _cut(run: LoggedRun) -> Iterator[Sign]:
     rows, values = _known(run, "clipped")
     begin = since(values >= ALL_CUT) if len(values) else None
     if begin is not None:
@@ -208,7 +208,7 @@ def _cut(run: Run) -> Iterator[Sign]:
         yield Sign("cut", f"{share:.0f} % of the answers are cut off lately", "told", int(rows[-1]))
 
 
-def _tokens(run: Run) -> Iterator[Sign]:
+def _tokens(run: LoggedRun) -> Iterator[Sign]:
     rows, values = _known(run, "length")
     if len(values) < ENOUGH:
         return
@@ -221,7 +221,7 @@ def _tokens(run: Run) -> Iterator[Sign]:
         yield Sign("tokens", says, "lifeless", int(rows[begin]))
 
 
-def _format(run: Run) -> Iterator[Sign]:
+def _format(run: LoggedRun) -> Iterator[Sign]:
     formats = {run.columns.get("valid_format", ""): run.signals.get("valid_format")}
     formats |= {f"rewards/{k}": v for k, v in run.parts.items() if "format" in k.lower()}
     for name, column in formats.items():
@@ -240,7 +240,7 @@ def _format(run: Run) -> Iterator[Sign]:
             return
 
 
-def _contrast(run: Run) -> Iterator[Sign]:
+def _contrast(run: LoggedRun) -> Iterator[Sign]:
     rows, values = _known(run, "no_contrast")
     said = "of the groups score all their answers alike"
     if len(values) < ENOUGH:
@@ -263,7 +263,7 @@ def _contrast(run: Run) -> Iterator[Sign]:
     yield Sign("contrast", says, "lifeless", int(at))
 
 
-def _frozen(run: Run) -> Iterator[Sign]:
+def _frozen(run: LoggedRun) -> Iterator[Sign]:
     """A constant loss and constant evaluations that both had moved before."""
     rows, loss = _known(run, "loss")
     begin = _constant(loss, STRETCH)
@@ -303,7 +303,7 @@ def _constant(values: Array, least: int) -> int | None:
     return begin if begin and len(values) - begin >= least else None
 
 
-def _llds(run: Run) -> Iterator[Sign]:
+def _llds(run: LoggedRun) -> Iterator[Sign]:
     """LLDS is in the log and does nothing, or has no gate."""
     for name in ("llds", "llds_active"):
         rows, values = _known(run, name)
@@ -324,7 +324,7 @@ def _llds(run: Run) -> Iterator[Sign]:
         yield Sign("llds gate", says, "told", int(rows[0]))
 
 
-RULES: tuple[Callable[[Run], Iterator[Sign]], ...] = (
+RULES: tuple[Callable[[LoggedRun], Iterator[Sign]], ...] = (
     _numbers,
     _ended,
     _entropy,

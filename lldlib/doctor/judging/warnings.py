@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lldlib.doctor.judging.statistics import means, trailing, values_of
-from lldlib.doctor.reading.series import Array, Run
+from lldlib.doctor.reading.series import Array, LoggedRun
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class EarlyWarning:
 
     name: str
     says: str  # with {x} for the threshold
-    strength: Callable[[Run], Array]  # a row's size of the sign; it rings over the threshold
+    strength: Callable[[LoggedRun], Array]  # a row's size of the sign; it rings over the threshold
     grid: tuple[float, ...]  # thresholds that were tried
 
 
@@ -69,14 +69,14 @@ def _over_early(values: Array) -> Array:
     return out
 
 
-def _probe_fall(run: Run) -> Array:
+def _probe_fall(run: LoggedRun) -> Array:
     """Nats a token that fixed correct answers lost within 10 rows, by means of 3."""
     mean, out = trailing(values_of(run, "probe"), 3), np.full(len(run.steps), np.nan)
     out[10:] = mean[:-10] - mean[10:]
     return out
 
 
-def _reward_fall(run: Run) -> Array:
+def _reward_fall(run: LoggedRun) -> Array:
     """Standard errors that the last 5 scores lie under the best 5 so far, from row 15 on."""
     out, rows = np.full(len(run.steps), np.nan), run.scored
     if len(rows) < 15:
@@ -182,7 +182,7 @@ WHILE_LEARNING = ("entropy up", "entropy down", "longer answers", "shorter answe
 NOW = 10  # rows at the end in which a warning must ring to be said of a run that lives
 
 
-def rings(run: Run, verdict: str, fall: int | None) -> list[Ring]:
+def rings(run: LoggedRun, verdict: str, fall: int | None) -> list[Ring]:
     """The warnings that rang, the earliest first.
 
     Of a run that fell those ahead of the row of the fall; of one that lives only those that ring

@@ -10,7 +10,7 @@ from lldlib.doctor.judging.advice import Advice, advice
 from lldlib.doctor.judging.findings import Pattern, patterns
 from lldlib.doctor.judging.vital import Sign, signs
 from lldlib.doctor.judging.warnings import Ring, rings
-from lldlib.doctor.reading.series import Run
+from lldlib.doctor.reading.series import LoggedRun
 
 WORTH_NAMING = ("heldout", "entropy", "grad_norm", "kl", "length", "clipped", "no_contrast")
 
@@ -19,7 +19,7 @@ WORTH_NAMING = ("heldout", "entropy", "grad_norm", "kl", "length", "clipped", "n
 class Diagnosis:
     """A run, its verdict, and what else its log shows."""
 
-    run: Run
+    run: LoggedRun
     judged: Judgement
     warnings: tuple[Ring, ...]
     patterns: tuple[Pattern, ...]
@@ -50,7 +50,7 @@ class Diagnosis:
         return None if self.judged.row is None else self.run.hours_after(self.judged.row)
 
 
-def diagnose_run(run: Run) -> Diagnosis:
+def diagnose_run(run: LoggedRun) -> Diagnosis:
     """Judge a run, and find its signs, warnings, patterns and advice."""
     judged, shown = judge(run), signs(run)
     found = patterns(run, judged)

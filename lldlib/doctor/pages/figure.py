@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from lldlib.doctor.judging.statistics import trailing, window_size
 from lldlib.doctor.pages.diagnosis import Diagnosis
 from lldlib.doctor.pages.words import names_of
-from lldlib.doctor.reading.series import Run
+from lldlib.doctor.reading.series import LoggedRun
 from lldlib.doctor.reading.signals import SIGNALS
 
 COLOURS = {  # told apart by readers who see no red and green, and by the line styles beside them
@@ -55,7 +55,7 @@ def figure(found: Diagnosis, narrow: bool = False) -> Figure:
     return drawn
 
 
-def _series(run: Run, name: str) -> tuple[str, np.ndarray] | None:
+def _series(run: LoggedRun, name: str) -> tuple[str, np.ndarray] | None:
     for key in ("probe", "likelihood") if name == "likelihood" else (name,):
         values = run.signals.get(key)
         if values is not None and np.isfinite(values).any():

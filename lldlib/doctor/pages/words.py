@@ -15,7 +15,7 @@ from lldlib.doctor.judging.statistics import trailing, window_size
 from lldlib.doctor.judging.warnings import evidence
 from lldlib.doctor.pages.diagnosis import Diagnosis
 from lldlib.doctor.reading.log import printable
-from lldlib.doctor.reading.series import ENOUGH, Run
+from lldlib.doctor.reading.series import ENOUGH, LoggedRun
 from lldlib.doctor.reading.signals import SIGNALS, read_name
 
 WIDTH = 98  # characters of a line in a terminal
@@ -78,12 +78,12 @@ def _plain(value: float | None) -> float | int | None:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def kind_line(run: Run) -> str:
+def kind_line(run: LoggedRun) -> str:
     """What the log is and how that is known, for the head of a page."""
     return f"{run.kind.says}."
 
 
-def care(run: Run) -> list[str]:
+def care(run: LoggedRun) -> list[str]:
     """What must be said before the verdict: rows that were not read, steps shared, a guess."""
     name, used = run.columns.get("reward"), len(run.scored)
     if name is None or run.kind.word != "rl":

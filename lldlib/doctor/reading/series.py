@@ -23,7 +23,7 @@ GLITCH = 10  # times the usual step, and as many steps, that a lone row must jum
 
 
 @dataclass
-class Run:
+class LoggedRun:
     """One training run: every series has one value a row, NaN where nothing was measured."""
 
     name: str
@@ -58,7 +58,7 @@ class Run:
         """Indices of the rows with a finite reward."""
         return np.flatnonzero(np.isfinite(self.signals.get("reward", np.empty(0))))
 
-    def cut(self, rows: int) -> "Run":
+    def cut(self, rows: int) -> "LoggedRun":
         """The run as it was after its first `rows` rows."""
         short = {k: {n: v[:rows] for n, v in getattr(self, k).items()} for k in _MANY}
         return replace(
@@ -71,7 +71,7 @@ class Run:
         )
 
     @property
-    def sure(self) -> "Run":
+    def sure(self) -> "LoggedRun":
         """The run without the signals that are guesses, the reward excepted."""
         guesses = self.guessed - {"reward"}
         if not guesses:
@@ -94,7 +94,7 @@ class Run:
 _MANY = ("signals", "parts", "trouble", "evaluated")
 
 
-def run_of(log: Log) -> Run:
+def run_of(log: Log) -> LoggedRun:
     """The run that a log tells of; what was mended is in its notes."""
     table = {name: np.asarray(column, dtype=float) for name, column in log.columns.items()}
     notes = [*log.notes, *(f"left out: {_rows(n)}, {why}" for why, n in log.refused.items() if n)]
@@ -112,7 +112,7 @@ def run_of(log: Log) -> Run:
     judged_of = int((~np.isnan(every.get(("signal", "reward"), np.empty(0)))).sum())
     steps, every = _once(steps, every, notes)
     held = {k[1]: v for k, v in every.items() if k[0] == "heldout"}
-    run = Run(
+    run = LoggedRun(
         name=log.name,
         format=log.format,
         steps=steps,
@@ -364,7 +364,7 @@ def _zero(ours: str) -> str:
     return "taken as not measured"
 
 
-def _tidy(run: Run) -> None:
+def _tidy(run: LoggedRun) -> None:
     """Shares in percent, zeros that mean "not measured", entropies with a minus sign."""
     for ours, column in list(run.signals.items()):
         known = column[np.isfinite(column)]
