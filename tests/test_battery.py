@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from bench import battery, paper
 
@@ -10,6 +11,7 @@ def record(**parts) -> dict:
     return {"about": {"small": False}, "parts": parts}
 
 
+@pytest.mark.long
 def test_a_part_of_it_runs_on_the_cpu_and_is_shown(tmp_path):
     path = battery.run(tmp_path, 300.0, True, ["shapes 0.5B"])
     found = json.loads(path.read_text())

@@ -137,6 +137,7 @@ def copy(tmp_path) -> Path:
     return where
 
 
+@pytest.mark.long
 def test_a_new_term_is_three_files_and_leaves_no_trace(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(copy))
     before = ask(copy, tmp_path / "before")
@@ -158,6 +159,7 @@ def test_a_new_term_is_three_files_and_leaves_no_trace(copy, tmp_path, monkeypat
     assert sources(copy / "lldlib") == sources(ROOT / "lldlib")
 
 
+@pytest.mark.long
 def test_a_new_world_is_one_file_and_one_line(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(copy))
     before = ask(copy, tmp_path / "before", ECHO)

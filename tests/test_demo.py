@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.train.demo import demo, table, verdict
@@ -50,6 +52,7 @@ def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
     assert again == rows
 
 
+@pytest.mark.long
 def test_the_third_arm_is_grpo_at_its_own_best_rate(tmp_path):
     small = {"steps": 2, "problems": 4, "group_size": 2, "updates_per_batch": 2, "eval_every": 0}
     rows, runs, failures = demo(tmp_path, [0], 2, policy="half_taught", **small)
@@ -88,6 +91,7 @@ def test_runs_of_other_settings_are_left_alone(micro, tmp_path):
     assert all("steps 7, not 2" in error for error in failures.values())
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_both_arms_with_their_runs_intact(guesser, tmp_path):
     command = [sys.executable, "-m", "lldlib", "demo", "--out", str(tmp_path), "--policy", guesser]
     with subprocess.Popen(

@@ -34,10 +34,12 @@ def errors(guesser, tmp_path_factory) -> dict[str, str | None]:
     return found
 
 
+@pytest.mark.long
 def test_every_part_is_listed(errors):
     assert sorted(errors) == sorted(PARTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PARTS)
 def test_on_the_pretend_accelerator(errors, name):
     assert errors[name] is None, errors[name]

@@ -203,6 +203,7 @@ def test_jobs_under_one_are_refused():
         train_cells([], 0, keep_checkpoints=True, on_batch=print, on_end=print)
 
 
+@pytest.mark.long
 def test_a_sweep_survives_a_failed_cell_and_skips_what_is_done(micro, tmp_path):
     grid = grid_of(micro, method=["grpo"], problems=[4, 10**6])  # more than there are questions
     failures = sweep(grid, tmp_path, 2)
