@@ -231,8 +231,8 @@ GLOSSARY: dict[str, Metric] = {
     # -- updates -------------------------------------------------------------------------------
     "update/zero_gradient": Metric(
         "updates without a gradient",
-        "share of the batch's updates whose gradient is exactly 0: no mixed group among their rows, "
-        "and no term that acts; Adam's momentum moves the policy in them all the same",
+        "share of the batch's updates whose gradient is exactly 0, as their rows have no mixed "
+        "group and no term acts; Adam's momentum moves the policy all the same",
         SHARE,
         "near 0",
     ),
