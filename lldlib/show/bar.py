@@ -112,7 +112,7 @@ class Bar(ipywidgets.VBox):
             kept = self.chosen.value
             self.chosen.options = list(runs)
             self.chosen.value = kept
-        self._add_knobs(runs)
+        self._add_knobs(list(runs))
         for name, run in runs.items():
             self.knobs[name].show(run.config)
         self.offer_checkpoints(runs)

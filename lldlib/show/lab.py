@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -58,7 +58,8 @@ class LiveLab(ipywidgets.VBox):
         self._heard, self._unheard, self._pinged = False, 0, 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="live-lab")
         self._drawer = ThreadPoolExecutor(1, thread_name_prefix="live-lab-picture")
-        self._task: asyncio.Task | None = None
+        self._task: asyncio.Task | None = None  # of the play
+        self._beside: set[asyncio.Task] = set()
         self._build(list(named))
         self._show(self._draw(self._asked))
         if self.steering.opened:
@@ -130,8 +131,7 @@ class LiveLab(ipywidgets.VBox):
 
     def _draw(self, asked: Asked) -> Shown:
         runs, rescued = (
-            {name: Run(run.out) for name, run in some.items()}
-            for some in (self.runs, self.rescued)
+            {name: Run(run.out) for name, run in some.items()} for some in (self.runs, self.rescued)
         )
         return draw(asked, runs, rescued, self.ghost)
 
@@ -209,7 +209,13 @@ class LiveLab(ipywidgets.VBox):
             return
         self._doing, self._stopped = doing, False
         self._show_state()
-        asyncio.get_running_loop().create_task(self._finish(_parts(work, *args), after))
+        self._begin(self._finish(_parts(work, *args), after))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something happen beside; the loop itself would forget it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     async def _finish(self, job: Iterator[None], after: str | None) -> None:
         loop, problem, more = asyncio.get_running_loop(), None, True
@@ -280,9 +286,7 @@ class LiveLab(ipywidgets.VBox):
 
     def _on_branch(self) -> None:
         name = self.chosen.value
-        self._submit(
-            f"branching {name}", self.steering.branch, name, self.bar.point, after=BRANCH
-        )
+        self._submit(f"branching {name}", self.steering.branch, name, self.bar.point, after=BRANCH)
 
     def _on_rescue(self) -> None:
         if self._doing:
@@ -325,7 +329,7 @@ class LiveLab(ipywidgets.VBox):
         except RuntimeError:
             self._show(self._draw(self._asked))
         else:
-            loop.create_task(self._draw_beside(loop, self._asked))
+            self._begin(self._draw_beside(loop, self._asked))
 
     async def _draw_beside(self, loop: asyncio.AbstractEventLoop, asked: Asked) -> None:
         if asked == self._asked:  # else the next one is on its way

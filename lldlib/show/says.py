@@ -18,7 +18,9 @@ def transcripts(records: Mapping[str, Mapping[str, Any]], height: int = 320) -> 
 
     `height` is in pixels.
     """
-    rows = [(f"{name}: {outcome(record)}", record_tokens(record)) for name, record in records.items()]
+    rows = [
+        (f"{name}: {outcome(record)}", record_tokens(record)) for name, record in records.items()
+    ]
     return TokenView(rows, height)
 
 

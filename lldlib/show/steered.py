@@ -15,13 +15,12 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from lldlib.runs.fate import fate_of
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import Phase, alarm_of, phases_of
-from lldlib.runs.summary import flat, value_text
+from lldlib.runs.summary import LOGGING, flat, value_text
 from lldlib.show.controls import KNOBS
 from lldlib.show.style import (
     BATCH,
     SHADES,
     SMALL,
-    TEXT,
     WIDTH,
     colours,
     label_ends,
@@ -34,6 +33,7 @@ WIDE = 6.4  # inches from which the panels stand in two columns
 LETTER = 0.072  # inches, of a small letter
 DOTTED, DASHED = (0, (1, 1)), (0, (4, 2))
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+UNSEEN = (*KNOBS, *LOGGING, "steps")  # settings whose turn is named otherwise, or steers nothing
 PALE = "0.78"  # of the ghost
 
 
@@ -43,11 +43,11 @@ class Panel:
 
     key: str
     label: str
-    low: float
-    high: float
+    low: float | int
+    high: float | int
     log: bool = False
 
-    def limits(self, values: Sequence[float]) -> tuple[float, float]:
+    def limits(self, values: Sequence[float | int]) -> tuple[float | int, float | int]:
         """The ends of the axis that hold these numbers too; of a log axis whole decades."""
         low, high = min([self.low, *values]), max([self.high, *values])
         if self.log:
@@ -66,7 +66,7 @@ OTHERS = (
 
 
 def lab_figure(
-    runs: Mapping[str, Run], *, ghost: Run | None = None, width: float = WIDTH
+    runs: Mapping[str, Run], *, ghost: Run | None = None, width: float | int = WIDTH
 ) -> Figure:
     """Runs side by side: a strip of phases, knobs and the alarm each, and four shared curves.
 
@@ -84,7 +84,8 @@ def lab_figure(
     if wide:
         _name_ends(panels[0], runs, end)
     same = len({each.told for each in phases.values()}) == 1
-    notes = [told_text(phases) if same else "phases"] * bool(runs) + ["grey: recorded"] * bool(ghost)
+    notes = [told_text(phases) if same else "phases"] if runs else []
+    notes += ["grey: recorded"] if ghost else []
     foot = panels[0] if wide else panels[-1]
     foot.set_xlabel(f"{BATCH}{'   ' if wide else chr(10)}({'; '.join(notes)})", fontsize=SMALL)
     panels[-1].set_xlabel(panels[-1].get_xlabel() or BATCH, fontsize=SMALL)
@@ -120,7 +121,7 @@ def knob_changes(run: Run) -> list[tuple[int, str]]:
         if event["kind"] == "knob":
             new = settings | flat({k: v for k, v in event.items() if k not in ("step", "kind")})
             turned = [name for name in KNOBS if new[name] != settings[name]]
-            others = sum(v != settings[k] for k, v in new.items() if k not in (*KNOBS, "steps"))
+            others = sum(v != settings[k] for k, v in new.items() if k not in UNSEEN)
             # the preset's name stands for its other settings
             rest = [f"{others} more"] if others and "method" not in turned else []
             text = ", ".join([KNOBS[name] + value_text(new[name]) for name in turned] + rest)
@@ -167,7 +168,9 @@ def marks(
     return strip
 
 
-def _axes(names: Sequence[str], width: float, wide: bool) -> tuple[Figure, list[Axes], list[Axes]]:
+def _axes(
+    names: Sequence[str], width: float | int, wide: bool
+) -> tuple[Figure, list[Axes], list[Axes]]:
     """A figure with a strip for each name, and the four panels; margins are fixed, in inches.
 
     A solved layout would take as long as the drawing, and this one is drawn live.

@@ -225,7 +225,7 @@ def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     only = " hidden" * (len(known) == 1)  # nothing to choose
     buttons = "".join(
         f'<input type="radio" name="{name}" id="{name}-{by.number}"'
-        f'{" checked" * (by is known[0])}{only}>'
+        f"{' checked' * (by is known[0])}{only}>"
         f'<label for="{name}-{by.number}"{only}>{by.name}</label>'
         for by in known
     )
