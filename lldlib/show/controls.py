@@ -99,9 +99,9 @@ class Knobs(ipywidgets.VBox):
         loss = _loss_parts()
         self._loss = tuple(loss)  # knobs that are fields of the loss
         self.parts: dict[str, ipywidgets.Widget] = {
-            "method": _menu("method", "a preset of lldlib.recipes", 150, list(METHODS)),
+            "method": _menu("method", "a preset of lldlib.recipes", 140, list(METHODS)),
             "lr": control(
-                ipywidgets.SelectionSlider, "lr", "learning rate", 190, options=_rates(0.0)
+                ipywidgets.SelectionSlider, "lr", "learning rate", 175, options=_rates(0.0)
             ),
             **loss,
             "updates_per_batch": control(
@@ -160,7 +160,7 @@ class Knobs(ipywidgets.VBox):
 
 def _loss_parts() -> dict[str, ipywidgets.Widget]:
     """A slider for the weight of each term with a symbol, then that term's choices."""
-    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 210}
+    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 190}
     parts, kinds = {}, typing.get_type_hints(LossConfig)
     for term in REGULARIZERS:
         if term.symbol:
