@@ -177,7 +177,7 @@ def use_the_kernel(page) -> None:
         "([e, old]) => /\\d/.test(e.textContent) && e.textContent.trim() != old.trim()",
         [prompt.element_handle(), before],
     )
-    assert page.locator(".lab-status").inner_text().startswith("playing")
+    assert page.locator(".lab-status").first.inner_text().startswith("playing")
     command(page, "notebook:interrupt-kernel")
     reaches(page, "^paused")
 
@@ -264,7 +264,7 @@ def draw_by_keyboard(page) -> None:
     box = page.locator(".draw-prediction").last
     box.locator("summary").focus()
     page.keyboard.press("Enter")
-    slider = box.get_by_label("mean reward at batch 39")
+    slider = box.get_by_label("mean reward at batch 24")
     slider.focus()
     page.keyboard.press("End")
     assert box.locator("path.drawn").count() == 1
