@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -29,13 +29,17 @@ from lldlib.runs.folder import Run
 from lldlib.show.controls import png
 from lldlib.show.lab import LiveLab
 from lldlib.show.style import BATCH, COLOURS, label_ends, style
+from lldlib.types import Episode
+
+if TYPE_CHECKING:
+    from lldlib.policy.load import Policy
 
 __all__ = [
-    *("ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR"),
-    *("Figure", "Markdown", "Path", "Run", "checks", "data_dir", "demo", "display", "fmean"),
-    *("label_ends", "live", "losses", "math", "median", "pd", "random", "recorded", "show"),
-    *("style", "table", "tempfile", "torch"),
-]
+    "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "Figure", "GRPO_COLOUR", "LLDS_COLOUR",
+    "Markdown", "Path", "Run", "checks", "data_dir", "demo", "display", "fmean", "label_ends",
+    "live", "load_policy", "losses", "math", "median", "pd", "random", "recorded", "roll_out",
+    "show", "style", "table", "tempfile", "torch",
+]  # fmt: skip
 
 FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and the impatient
 GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
@@ -91,6 +95,30 @@ def live(method: str = "grpo", seed: int = 0, **settings: Any) -> LiveLab:
     lab = LiveLab(TrainingRun(config, Path(folder.name) / "lab"))
     lab.folder = folder  # goes when the lab does
     return lab
+
+
+def load_policy(name: str) -> "Policy":
+    """A policy with its tokenizer: `policy.load.load_policy`, which takes seconds to import."""
+    from lldlib.policy import load
+
+    return load.load_policy(name)
+
+
+def roll_out(
+    policy: "Policy", planet: int, problems: int, *, group_size: int = 5, seed: int = 0
+) -> list[Episode]:
+    """The answers of a policy, at temperature 1, to questions of the planet of batch `planet`."""
+    from lldlib.config import RolloutConfig
+    from lldlib.recipes import train_config
+    from lldlib.rollout.loop import Rollout
+    from lldlib.world.registry import open_environment
+
+    environment = open_environment(train_config("grpo", 0, "half_taught"))
+    split = environment.training(planet)
+    rollout = Rollout(policy.tokenizer, environment.rules, split.tool, RolloutConfig())
+    questions = random.Random(seed).sample(split.questions, problems)
+    draw = torch.Generator().manual_seed(seed)
+    return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
 
 
 def _graders() -> ModuleType:
