@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from lldlib.policy.load import Policy
 
 __all__ = [
-    "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "Figure", "GRPO_COLOUR", "LLDS_COLOUR",
+    "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR", "Figure",
     "Markdown", "Path", "Run", "checks", "data_dir", "demo", "display", "fmean", "label_ends",
     "live", "load_policy", "losses", "math", "median", "pd", "random", "recorded", "roll_out",
-    "show", "style", "table", "tempfile", "torch",
+    "show", "stdev", "style", "table", "tempfile", "torch",
 ]  # fmt: skip
 
 FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and the impatient
