@@ -21,6 +21,7 @@ ExamHalf = Literal["validation", "test"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set, at most
+QUESTIONS = 6  # held-out questions whose answers are recorded
 TRAIN_QUESTIONS = 1500  # questions that are drawn of the built-in world
 HELDOUT_QUESTIONS = 120  # of its held-out ones
 
@@ -241,6 +242,8 @@ class TrainConfig:
     fresh_every: Whole = 0
     checkpoint_every: Whole = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: Whole = 2  # episodes written to rollouts.jsonl per batch
+    # batches between greedy answers to the same few held-out questions (0 = never)
+    questions_every: Whole = 0
     # rewards trained on; "coin", or "shuffled" in their groups, are causal controls
     rewards: Rewards = "true"
     # nats a token that a batch may cost its correct rows: LLDS's lambda follows it

@@ -25,6 +25,7 @@ from lldlib.runs.summary import summarise, value_text
 from lldlib.show.compare import sweep_heatmap
 from lldlib.show.controls import choice, control, labelled, picture, png, row
 from lldlib.show.curves import metric_panel, post_mortem_figure
+from lldlib.show.spiral import spiral_page
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, colours, style
 from lldlib.show.tokens import YES, TokenView, record_tokens
 
@@ -410,6 +411,22 @@ def cell_figure(runs: Sequence[Run], name: str) -> Figure:
     ax.set_xlabel(BATCH, fontsize=TEXT)
     ax.set_ylim(0, 1)
     return figure
+
+
+class SpiralView(ipywidgets.HTML):
+    """The page of `spiral_page` in a notebook, in a frame of its own; it needs no kernel.
+
+    `height` is in pixels; with `play` it plays at once.
+    """
+
+    def __init__(self, runs: Sequence[Run], height: int, play: bool = False):
+        page = html.escape(spiral_page(runs, play=play))
+        look = f"width: 100%; height: {height}px; border: 1px solid #999"
+        super().__init__(
+            f'<iframe title="the spiral" sandbox="allow-scripts" style="{look}" '
+            f'srcdoc="{page}"></iframe>'
+        )
+        self.layout.width = "100%"
 
 
 class PostMortemView(ipywidgets.VBox):

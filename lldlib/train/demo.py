@@ -26,6 +26,7 @@ NAMES = {  # of the demo's arms, in its verdict
     "llds": "GRPO + LLDS",
     "grpo_best_rate": "GRPO at its own best learning rate",
 }
+SHOWN = {"method": "grpo", "questions_every": 1}  # of every arm, where nothing else is said
 
 Row = Mapping[str, Any]
 
@@ -46,7 +47,7 @@ def demo(
     cells = {
         (arm, seed): Cell(
             out / f"{arm}-seed{seed}",
-            train_config(**{"method": "grpo"} | overrides | own, seed=seed, recipe=recipe),
+            train_config(**SHOWN | overrides | own, seed=seed, recipe=recipe),
         )
         for seed in dict.fromkeys(seeds)
         for arm, own in arms.items()

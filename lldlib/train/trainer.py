@@ -289,8 +289,9 @@ class Trainer:
             raise ValueError(f"{fixed[0]} cannot be turned in mid-run: start a new run for it")
         if "probe_every" in changed and config.probe_every and self.probe is None:
             raise ValueError("probe_every was 0 at the start: there is no probe set to turn to")
-        if "eval_every" in changed and config.eval_every and self.environment.heldout is None:
-            raise ValueError("eval_every cannot be turned: the run has no held-out questions")
+        for name in ("eval_every", "questions_every"):
+            if name in changed and getattr(config, name) and self.environment.heldout is None:
+                raise ValueError(f"{name} cannot be turned: the run has no held-out questions")
         if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
         if config.loss.llds_coef != self.config.loss.llds_coef:
