@@ -236,6 +236,8 @@ class TrainConfig:
     grad_clip: Positive = 1.0  # largest gradient norm; a longer gradient is scaled to it
     # how much of their past AdamW's two moving averages keep
     betas: tuple[Below1, Below1] = (0.9, 0.999)
+    # leave out updates whose gradient is exactly 0, in which Adam's momentum alone moves the policy
+    skip_zero_updates: bool = False
     eval_every: Whole = 10  # batches between held-out evaluations (0 = never)
     probe_every: Whole = 1  # batches between scorings of the fixed probe set (0 = no probe set)
     # batches between rollouts that are measured, not trained on (0 = never)

@@ -172,19 +172,22 @@ class TokenView(ipywidgets.HTML):
     """
 
     def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
-        super().__init__(_page(rows, height))
+        super().__init__(page(rows, height))
 
 
-def _page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
+def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
+    """Trajectories as HTML and CSS: the value of a TokenView; ValueError without tokens."""
     every = [token for _, tokens in rows for token in tokens]
     known = [by for by in COLOURINGS if any(getattr(t, by.number) is not None for t in every)]
     if not known:
         raise ValueError("no token has a value to show: give trajectories of a policy")
     name = f"tv{uuid.uuid4().hex[:8]}"  # of this view alone: a page may hold several
     style = STYLE + "".join(BY_MODE.replace("MODE", by.number) for by in known)
+    only = " hidden" * (len(known) == 1)  # nothing to choose
     buttons = "".join(
-        f'<input type="radio" name="{name}" id="{name}-{by.number}"{" checked" * (by is known[0])}>'
-        f'<label for="{name}-{by.number}">{by.name}</label>'
+        f'<input type="radio" name="{name}" id="{name}-{by.number}"'
+        f"{' checked' * (by is known[0])}{only}>"
+        f'<label for="{name}-{by.number}"{only}>{by.name}</label>'
         for by in known
     )
     legends = "".join(

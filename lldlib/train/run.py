@@ -124,6 +124,11 @@ class TrainingRun:
         """The number of the batch that the next step trains."""
         return self.trainer.step_index
 
+    @property
+    def points(self) -> list[int]:
+        """The batches at which it has a checkpoint: it can be rewound or branched there."""
+        return [step for step, _ in Run(self.out).checkpoints]
+
     def rewind(self, step: int) -> None:
         """Go back to the checkpoint at batch `step`: what was logged from there on is dropped.
 

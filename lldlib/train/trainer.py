@@ -148,6 +148,7 @@ class Trainer:
         norm = {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
+            "update/zero_gradient": finite.count(0.0) / count,
             "update/skipped": float(self.skipped),
             "update/lr": rate,
         }
@@ -229,7 +230,8 @@ class Trainer:
         if not norm < float("inf"):
             self.skipped += 1
             return None
-        self.optimizer.step()
+        if norm > 0 or not self.config.skip_zero_updates:
+            self.optimizer.step()
         return norm
 
     # -- measurements --------------------------------------------------------------------------
