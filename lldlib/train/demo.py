@@ -54,14 +54,15 @@ def demo(
     }
     failures = _train_with_lines(list(cells.values()), jobs)
     runs = {place: Run(cell.path) for place, cell in cells.items() if cell.path not in failures}
-    rows = [_demo_row(arm, run) for (arm, _), run in runs.items()]
+    rows = [demo_row(arm, run) for (arm, _), run in runs.items()]
     if runs:
         write_json(out / "summary.json", rows)
     by_arm = {arm: [run for (name, _), run in runs.items() if name == arm] for arm in arms}
     return rows, {arm: found for arm, found in by_arm.items() if found}, failures
 
 
-def _demo_row(arm: str, run: Run) -> Row:
+def demo_row(arm: str, run: Run) -> Row:
+    """What the table and the verdict need of a run."""
     row = summarise(run)  # of the start as well: evaluations may miss a short peak
     exams = [row[key] for key in ("start_em", "heldout_em_best_before_collapse")]
     known = [em for em in exams if em is not None]
