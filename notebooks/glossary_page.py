@@ -120,7 +120,7 @@ SYMBOLS: tuple[Symbol, ...] = _symbols(
     (r"\varepsilon", r"\varepsilon", "scalar", "the same as epsilon"),
     (r"\gamma", r"\gamma", "(B, T)", "the ratio pi / pi_old of a token"),
     ("U", "U", "scalar", "Lp-Reg's cap of the ratio (10): `ratio_cap`"),
-    (r"\Delta", r"\Delta", "(B, T)", "change of a log-prob; in LLDS's loss old - new, nats"),
+    (r"\Delta", r"\Delta_k", "(B, T)", "new - old log-prob of a token, nats: under 0 it lost"),
     (r"\lambda", r"\lambda", "scalar", "weight of LLDS: `llds_coef`"),
     (r"\beta", r"\beta", "scalar", "weight of Lp-Reg: `lp_reg_coef`; in LLDS-MA of answer tokens"),
     (r"\rho", r"\rho", "scalar", "Lp-Reg's share of rare tokens: `lp_reg_quantile`"),
