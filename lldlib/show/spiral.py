@@ -191,7 +191,6 @@ def _arm(run: Run, name: str, place: int, keys: Sequence[str]) -> dict[str, Any]
         "told": phases.told,
         "began": fate.began,
         "known": fate.known,
-        "for_good": fate.for_good,
         "kind": kind,
         "note": note,
         "steps": sorted(answers),
