@@ -17,8 +17,9 @@ VERBATIM = re.compile(r"(`[^`]*`|\$[^$]*\$)|[|*_<]")  # kept as it is | escaped
 
 INTRODUCTION = """# Glossary
 
-The words and symbols of the notebooks, and every key that a run logs. Made of `lldlib/runs/glossary.py` and
-`notebooks/glossary_page.py` by `python notebooks/glossary_page.py`: change those, not this page.
+The words and symbols of the notebooks, and every key that a run logs. Made of
+`lldlib/runs/glossary.py` and `notebooks/glossary_page.py` by `python notebooks/glossary_page.py`:
+change those, not this page.
 
 "Batch" is a rollout batch; `k` in a key is the number of an action, `<reason>` a reason to stop.
 Log-probs are natural logarithms, in nats.
