@@ -7,9 +7,12 @@ import json
 import re
 
 import pytest
+from PIL import Image
 from recorded import ASKED, made, record, turn
 
 from lldlib.cli import main
+from lldlib.config import data_dir
+from lldlib.runs.folder import Run
 from lldlib.show import spiral
 from lldlib.show.colouring import LOGP, paint
 from lldlib.show.spiral import save_spiral, spiral_page
@@ -174,3 +177,20 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="no runs"):
         save_spiral([], path)
     assert path.read_bytes() == before
+
+
+def test_the_recorded_page_and_picture_are_those_of_the_recorded_runs():
+    """Made anew by data/atlas/spiral.py wherever the page or the runs change."""
+    atlas = data_dir() / "atlas"
+    arms = ("grpo", "llds", "grpo_best_rate")
+    runs = [Run(atlas / "demo" / f"{arm}-seed0") for arm in arms]
+    assert (atlas / "spiral.html").read_text(encoding="utf-8") == spiral_page(runs)
+    with Image.open(atlas / "spiral.gif") as picture:
+        assert picture.n_frames == 26  # the start, and after each of 25 batches
+    assert (atlas / "spiral.gif").stat().st_size <= 3e6
+
+
+def test_the_demo_records_its_questions():
+    for run in map(Run, sorted((data_dir() / "atlas/demo").iterdir())):
+        assert [row["step"] for row in run.questions] == [n for n in range(26) for _ in range(6)]
+        assert run.config["questions_every"] == 1 and len(run.metrics) == 25

@@ -187,6 +187,7 @@ def _arm(run: Run, name: str, place: int, keys: Sequence[str]) -> dict[str, Any]
         "colour": COLOURS[place],
         "dash": DASHES[place],
         "values": {key: run.column(key) for key in keys},
+        "batches": len(run.metrics),
         "phases": stretches(phases.labels),
         "told": phases.told,
         "began": fate.began,
