@@ -172,11 +172,10 @@ class TokenView(ipywidgets.HTML):
     """
 
     def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
-        super().__init__(page(rows, height))
+        super().__init__(_page(rows, height))
 
 
-def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
-    """Trajectories as HTML and CSS: the value of a TokenView; ValueError without tokens."""
+def _page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     every = [token for _, tokens in rows for token in tokens]
     known = [by for by in COLOURINGS if any(getattr(t, by.number) is not None for t in every)]
     if not known:
@@ -195,7 +194,7 @@ def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     )
     body = "".join(
         f'<div class="title">{html.escape(title)}</div>'
-        + " ".join(_page_token(t, known) for t in tokens)
+        + " ".join(page_token(t, known) for t in tokens)
         for title, tokens in rows
     )
     sheet = style.replace("HEIGHT", str(height)).replace("ID", name)
@@ -203,7 +202,8 @@ def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     return f'<style>{sheet}</style><div class="{name} token-view">{bar}{body}</div>'
 
 
-def _page_token(token: TokenInfo, known: Iterable[Colouring]) -> str:
+def page_token(token: TokenInfo, known: Iterable[Colouring]) -> str:
+    """A token as HTML, with its colours as variables of CSS and its numbers as a tip."""
     text = html.escape(token.text)
     if token.role != "action":
         author = "retrieved or said by the environment" if token.role == "environment" else "prompt"

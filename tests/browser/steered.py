@@ -11,26 +11,25 @@ from lldlib.train.live import Replay, live
 
 folder = Path(tempfile.mkdtemp(prefix="lab-"))
 hot = Run(data_dir() / "atlas/main/grpo-seed0")
-quick = {"steps": 999, "problems": 4, "updates_per_batch": 4}
+quick = {"steps": 60, "problems": 4, "updates_per_batch": 4}
 # %%
-lab = LiveLab(
-    {
-        "GRPO": live("grpo", 0, folder / "lab", **quick),
-        "GRPO + LLDS": live("llds", 0, folder / "llds", **quick),
-    },
-    ghost=hot,
+(
+    lab := LiveLab(
+        {
+            "GRPO": live("grpo", 0, folder / "lab", **quick),
+            "GRPO + LLDS": live("llds", 0, folder / "llds", **quick),
+        },
+        ghost=hot,
+    )
 )
-lab
 # %%
-guess = DrawPrediction(hot, given=2)
-guess
+(guess := DrawPrediction(hot, given=2))
 # %%
 why = "The knob acts in the updates of 40, which the answers of 41 show."
-asked = Predict("In which batch do the rewards differ first?", ["40", "41"], answer="41", why=why)
-asked
+question = "In which batch do the rewards differ first?"
+(asked := Predict(question, ["40", "41"], answer="41", why=why))
 # %%
-number = Predict("How many of twenty runs die?", None, answer=20, why="All of them.")
-number
+(number := Predict("How many of twenty runs die?", None, answer=20, why="All of them."))
 # %%
 LiveLab(Replay(hot, folder / "replay"))
 # %%
