@@ -130,6 +130,7 @@ def commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "evaluate": evaluate,
         "serve": serve,
         "report": report,
+        "explore": explore,
         "sweep": sweep,
         "warmstart": partial(warmstart, config=start_config(taught.start)),
         "prepare": prepare,
@@ -257,6 +258,25 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
     files = write_report(runs, out)
     print(files[0].read_text(encoding="utf-8"))
     print("\n".join(map(str, files)))
+    return 0
+
+
+def explore(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path, play: bool = False) -> int:
+    """Make one page of runs: curves, a cursor over the batches, and what each run answers there.
+
+    The page needs no kernel and no network. The answers are greedy, to the same few questions, and
+    coloured by likelihood. A run records them with --questions-every 1, as the demo's runs do; of
+    other runs the page shows sampled rollouts.
+
+    Args:
+        runs: run folders, such as runs/demo/*-seed0
+        out: file for the page, such as spiral.html
+        play: move the cursor at once when the page is opened
+    """
+    from lldlib.runs.folder import Run
+    from lldlib.show.spiral import save_spiral
+
+    print(f"page: {save_spiral([Run(run) for run in runs], out, play=play)}")
     return 0
 
 

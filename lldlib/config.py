@@ -21,6 +21,7 @@ ExamHalf = Literal["validation", "test"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 
 PROBE_ROWS = 48  # correct trajectories in the fixed probe set, at most
+QUESTIONS = 6  # held-out questions whose answers are recorded
 TRAIN_QUESTIONS = 1500  # questions that are drawn of the built-in world
 HELDOUT_QUESTIONS = 120  # of its held-out ones
 
@@ -235,12 +236,16 @@ class TrainConfig:
     grad_clip: Positive = 1.0  # largest gradient norm; a longer gradient is scaled to it
     # how much of their past AdamW's two moving averages keep
     betas: tuple[Below1, Below1] = (0.9, 0.999)
+    # leave out updates whose gradient is exactly 0, in which Adam's momentum alone moves the policy
+    skip_zero_updates: bool = False
     eval_every: Whole = 10  # batches between held-out evaluations (0 = never)
     probe_every: Whole = 1  # batches between scorings of the fixed probe set (0 = no probe set)
     # batches between rollouts that are measured, not trained on (0 = never)
     fresh_every: Whole = 0
     checkpoint_every: Whole = 25  # batches between checkpoints (0 = only the last)
     rollouts_logged: Whole = 2  # episodes written to rollouts.jsonl per batch
+    # batches between greedy answers to the same few held-out questions (0 = never)
+    questions_every: Whole = 0
     # rewards trained on; "coin", or "shuffled" in their groups, are causal controls
     rewards: Rewards = "true"
     # nats a token that a batch may cost its correct rows: LLDS's lambda follows it

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import log
+from statistics import fmean, stdev
 from typing import Literal
 
 from lldlib.world.protocol import parse_action
@@ -71,6 +72,142 @@ def plain(value: object, digits: int) -> object:
         return [plain(item, digits) for item in value]
     return round(value, digits) + 0.0 if isinstance(value, float) else value
 
+
+# -- notebooks 1 to 5 ------------------------------------------------------------------------------
+
+OPEN = Verdict("open", "Not filled in yet: put your answer in place of None, then run this again.")
+
+
+def check_dead(function: Function) -> Verdict:
+    """`function(rewards)`: whether a run is dead by the rule that notebook 1 states."""
+    rise, fall = [0.3, 0.4, 0.5, 0.5], [0.1, 0.0, 0.0, 0.1]
+    return grade(
+        function,
+        [
+            Case((rise + fall,), True, "It came down from .5 to nearly nothing."),
+            Case(([0.3, 0.0, 0.4, 0.5],), False, "A single bad batch is bad luck, not death."),
+            Case(([*rise, 0.0, 0.0, 0.0, 0.0, 0.4, 0.5, 0.5, 0.4],), False, "It came back."),
+            Case(([0.02, 0.01, 0.02, 0.01, 0.02],), False, "It never rose, so it never fell."),
+        ],
+    )
+
+
+FIELDS = ("method", "rate", "start", "seed")
+SAVED = {"method": "GRPO + LLDS", "rate": 1e-3, "start": "half-taught", "seed": 0}
+
+
+def check_one_difference(control: Mapping[str, object] | None) -> Verdict:
+    """A run to set beside `SAVED`: right if it differs from it in the method alone."""
+    if control is None:
+        return OPEN
+    if missing := [name for name in FIELDS if name not in control]:
+        return Verdict("wrong", f"Not yet: say its {', '.join(missing)} as well.")
+    if "LLDS" in str(control["method"]):
+        return Verdict("wrong", "Not yet: it has LLDS too, so it cannot tell what LLDS does.")
+    if other := [name for name in FIELDS[1:] if control[name] != SAVED[name]]:
+        told = f"it also differs in {' and '.join(other)}, which may be the cause as well"
+        return Verdict("wrong", f"Not yet: {told}.")
+    return Verdict("right", "Right: the two runs differ in LLDS and in nothing else.")
+
+
+CAPITALS = ("Lima", "Rome", "Cairo", "Oslo", "Quito")
+
+
+def check_loose_reward(answer: str | None) -> Verdict:
+    """One text that contains every right answer, and is none of them."""
+    if answer is None:
+        return OPEN
+    if missing := [name for name in CAPITALS if name not in answer]:
+        earned = len(CAPITALS) - len(missing)
+        return Verdict("wrong", f"Not yet: it earns 1 on {earned} of 5 questions.")
+    return Verdict("right", "Right: it earns 1 on all five, and exact match would give 0 on each.")
+
+
+def check_least_advantage(rewards: Sequence[float] | None) -> Verdict:
+    """Five rewards of 0 or 1, of which a right one has the smallest advantage over 0."""
+    if rewards is None:
+        return OPEN
+    if len(rewards) != 5 or set(rewards) - {0, 1}:
+        return Verdict("wrong", "Not yet: give five numbers, each 0 or 1.")
+    if sum(rewards) in (0, 5):
+        return Verdict("wrong", "Not yet: all are alike, so every advantage is 0.")
+    spread = stdev(rewards)
+    best = (1 - fmean(rewards)) / spread
+    if sum(rewards) < 4:
+        return Verdict("wrong", f"Not yet: a right answer has {best:.2f} there. Less is possible.")
+    return Verdict("right", f"Right: a right answer has {best:.2f}, the wrong one {-4 * best:.2f}.")
+
+
+check_token_loss = exercise(
+    "`function(new, old, A)`: GRPO's loss of one token, from two log-probs and its advantage.",
+    Case((0.0, 0.0, 1.0), -1.0, "Nothing has moved: the ratio is 1."),
+    Case((log(1.5), 0.0, 1.0), -1.2, "A good token past 1.2 earns no more: take the smaller gain."),
+    Case((log(0.5), 0.0, 1.0), -0.5, "A good token that fell is pulled back without a limit."),
+    Case((log(0.5), 0.0, -1.0), 0.8, "A bad token under 0.8 earns no more."),
+    Case((log(1.5), 0.0, -1.0), 1.5, "A bad token that rose is charged in full."),
+    digits=6,
+)
+
+check_paid = exercise(
+    "`function(logps)`: what LLDS charges one good token before each update.",
+    Case(([-1.0, -1.5, -1.25],), [0.0, 0.5, 0.25], "Compare with the log-prob when written."),
+    Case(([-2.0, -1.0, -1.5],), [0.0, 0.0, 0.0], "It is still likelier than when it was written."),
+    Case(([-1.0],), [0.0], "At the first update nothing has moved."),
+)
+
+
+def check_blind_gate(changes: Sequence[float] | None) -> Verdict:
+    """Changes of four tokens, two an action, which only the action gate charges."""
+    if changes is None:
+        return OPEN
+    if len(changes) != 4:
+        return Verdict("wrong", "Not yet: give four numbers.")
+    pays = [
+        sum(max(0.0, -x) for x in action) if sum(action) < 0 else 0.0
+        for action in (changes[:2], changes[2:])
+    ]
+    if not sum(pays):
+        return Verdict("wrong", "Not yet: no action lost in total, so nobody pays at all.")
+    if sum(changes) < 0:
+        told = (
+            "the whole answer lost, so the response gate opens too. Let the other action gain more"
+        )
+        return Verdict("wrong", f"Not yet: {told}.")
+    return Verdict("right", f"Right: the action gate charges {sum(pays):g}, the response gate 0.")
+
+
+check_pays = exercise(
+    "`function(old, new)`: what each token of one action of a good answer pays by the action gate.",
+    Case(([-1.0, -1.0], [-1.5, -0.75]), [0.5, 0.0], "It lost in total: its falling token pays."),
+    Case(([-1.0, -1.0], [-1.5, -0.25]), [0.0, 0.0], "It gained in total: the gate is shut."),
+    Case(([-1.0], [-1.0]), [0.0], "Nothing moved."),
+)
+
+
+def check_control_pair(pair: Sequence[int] | None) -> Verdict:
+    """The two runs of notebook 5 that differ in LLDS and move equally far."""
+    if pair is None:
+        return OPEN
+    why = {
+        frozenset({1, 3}): "they differ in LLDS, and also in how far they move: which one counts?",
+        frozenset({2, 3}): "they differ in LLDS and in the rate, and need not move equally far.",
+        frozenset({3, 5}): "this asks whether rewards matter, not whether the size of steps does.",
+        frozenset({1, 2}): "neither has LLDS.",
+    }
+    if set(pair) == {3, 4}:
+        return Verdict("right", "Right: they move equally far, and differ in how they are held.")
+    told = why.get(frozenset(pair), "which run moves as far as run 3, but without LLDS?")
+    return Verdict("wrong", f"Not yet: {told}")
+
+
+hint = "Compare the mean difference with 4.30 standard errors, stdev(gaps) / sqrt(3)."
+check_verdict = exercise(
+    '`function(grpo, llds)` of ends by seed: "ahead" or "not told apart".',
+    Case(([0.78, 0.89, 0.93], [0.93, 0.92, 0.92]), "not told apart", hint),
+    Case(([0.34, 0.03, 0.36], [0.62, 0.85, 0.72]), "not told apart", "Large gaps can be noisy."),
+    Case(([0.61, 0.64, 0.37], [0.91, 0.93, 0.68]), "ahead", "A steady gap is told apart."),
+    Case(([0.91, 0.93, 0.68], [0.61, 0.64, 0.37]), "not told apart", "GRPO is ahead there."),
+)
 
 # -- notebooks 00 to 03: what an episode is, and which tokens are trained --------------------------
 

@@ -1,8 +1,20 @@
 """What the notebooks of the course import, and the loop that notebook 3 writes."""
 
+from pathlib import Path
+
+import nbformat
 import pytest
+import torch
 
 from lldlib import course
+from lldlib.losses import aggregate, group_advantages, preserved_mask
+from lldlib.losses.llds import llds_parts
+from lldlib.policy.load import load_policy
+from lldlib.policy.score import score
+from lldlib.recipes import train_config
+from lldlib.seeds import seed_for
+from lldlib.train.trainer import Trainer
+from lldlib.world.registry import open_environment
 
 
 def test_every_name_that_a_notebook_gets_is_there():
@@ -39,7 +51,8 @@ def test_a_figure_is_shown_with_its_alt_text(monkeypatch):
     monkeypatch.setattr(course, "display", lambda *given, **more: shown.append((given, more)))
     course.show(course.Figure(), "an empty figure")
     ((picture,), more) = shown[0]
-    assert picture["image/png"].startswith(b"\x89PNG") and picture["text/plain"] == more["metadata"]["image/png"]["alt"]
+    assert picture["image/png"].startswith(b"\x89PNG")
+    assert picture["text/plain"] == "an empty figure"
     assert more == {"raw": True, "metadata": {"image/png": {"alt": "an empty figure"}}}
 
 
@@ -50,20 +63,90 @@ def test_a_table_is_markdown(monkeypatch):
     assert shown == ["| arm | 1 |\n| --- | --- |\n| GRPO | 0.5 |"]
 
 
-def test_a_live_lab_starts_at_the_half_taught_searcher_and_can_go_back_to_any_batch():
+def test_a_live_lab_trains_from_the_half_taught_searcher():
     lab = course.live("llds", 3, lr=2e-4, problems=4, updates_per_batch=2)
-    try:
-        config = lab.runs["A"].config
-        assert (config.method, config.seed, config.lr) == ("llds", 3, 2e-4)
-        assert config.policy == "half_taught" and config.loss.llds_coef == 0.5
-        lab.step(2)
-        run = course.Run(lab.runs["A"].out)
-        assert [step for step, _ in run.checkpoints] == [0, 1, 2]
-    finally:
-        lab.folder.cleanup()
+    lab.step(1)
+    config = lab.runs["A"].config
+    assert (config.method, config.seed, config.lr) == ("llds", 3, 2e-4)
+    assert config.policy == "half_taught" and config.loss.llds_coef == 0.5
+    assert len(course.Run(lab.runs["A"].out).metrics) == 1
+
+
+def test_a_replay_plays_the_recorded_run():
+    lab = course.replay("cooler")
+    lab.step(2)
+    played, run = course.Run(lab.runs["A"].out), course.demo("cooler")
+    assert played.metrics == run.metrics[:2]
+
+
+def test_transcripts_stand_under_their_names():
+    records = course.demo("grpo").rollouts
+    figure = course.transcript_figure({"at the start": records[0], "dead": records[-1]})
+    titles = [ax.get_title(loc="left") for ax in figure.axes[:2]]
+    assert titles[0].startswith("at the start: ") and titles[1].startswith("dead: ✗ wrong")
 
 
 def test_the_graders_are_those_beside_the_notebooks():
     import exercises
 
     assert course.checks is exercises
+
+
+# -- the loop of notebook 3 ------------------------------------------------------------------------
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/03_train_it_yourself.ipynb"
+
+
+@pytest.fixture(scope="module")
+def loop() -> dict:
+    """What the cells of notebook 3 that carry the tag "loop" define."""
+    names = {name: getattr(course, name) for name in course.__all__}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if "loop" in cell.metadata.get("tags", []):
+            exec(cell.source, names)
+    return names
+
+
+def test_the_loop_has_thirty_lines_and_llds_eight_more(loop):
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    sources = [c.source for c in cells if "loop" in c.metadata.get("tags", [])]
+    lines = [
+        [x for x in s.splitlines() if x.strip() and not x.startswith("from ")] for s in sources
+    ]
+    assert sum(map(len, lines[:3])) <= 33 and len(lines[3]) == 8
+
+
+@pytest.mark.parametrize(("method", "loss"), [("grpo", "grpo"), ("llds", "grpo_llds")])
+def test_the_loop_and_the_package_make_one_policy_of_one_batch(loop, method, loss):
+    """The same answers, the same order of rows: the same log-probs after the batch's updates."""
+    settings = {"problems": 16, "kl_coef": 0.0, "warmup_batches": 0, "eval_every": 0}
+    config = train_config(method, 4, "half_taught", probe_every=0, **settings)
+    theirs, mine = load_policy("half_taught"), load_policy("half_taught")
+    trainer = Trainer(config, theirs, open_environment(config))
+    batch = trainer.collect()[1]
+    with torch.no_grad():
+        old = score(mine.model, batch, 1.0).logp
+    A = loop["advantages"](batch.rewards, batch.group)
+    torch.testing.assert_close(A, group_advantages(batch.rewards, batch.group, scale=True))
+    draw = torch.Generator().manual_seed(seed_for("order", 4, 0))
+    order = torch.randperm(len(A), generator=draw)
+    adam = torch.optim.AdamW(mine.model.parameters(), lr=config.lr, weight_decay=0.0)
+    loop["updates"](mine.model, adam, old, A, batch, loop[loss], order)
+    trainer.step()
+    with torch.no_grad():
+        after = [score(policy.model, batch, 1.0).logp for policy in (mine, theirs)]
+    assert (after[0] - old).abs().max() > 0.1  # the batch has moved the policy
+    torch.testing.assert_close(*after, atol=1e-3, rtol=0)
+
+
+def test_the_loops_llds_is_the_packages(loop):
+    draw = torch.Generator().manual_seed(0)
+    old, new = (-torch.rand(6, 9, generator=draw) for _ in range(2))
+    mask = torch.rand(6, 9, generator=draw) < 0.6
+    mask[:, 0] = False
+    A = torch.tensor([1.0, -1.0, 0.0, 2.0, 0.5, -0.5])
+    kept = preserved_mask(A, mask, "positive")
+    parts = llds_parts(new, old, A, mask, gate="action", preserve="positive")
+    theirs = aggregate(parts.penalty, kept, "token-mean")
+    assert theirs > 0
+    torch.testing.assert_close(loop["llds"](new, old, A, mask), theirs)

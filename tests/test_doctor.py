@@ -547,3 +547,15 @@ def test_trl_callback_stops_a_collapsed_run():
         state = TrainerState(global_step=row["step"], is_world_process_zero=True)
         callback.on_log(None, state, control, logs=row)
     assert control.should_training_stop
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_near_the_largest_there_are_make_no_noise(tmp_path):
+    logged = [
+        {"step": i, "reward": 0.5 + i / 1000, "loss": 1e300 * (i % 7 + 1), "kl": 1e308}
+        for i in range(STEPS)
+    ]
+    file = tmp_path / "log.jsonl"
+    file.write_text("\n".join(map(json.dumps, logged)), encoding="utf-8")
+    [found] = diagnose(file)
+    assert "over 100 standard errors" in as_text(found)

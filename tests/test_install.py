@@ -32,6 +32,7 @@ NEED_TRAIN = {
     "train": ["--steps", "1"],
     "evaluate": ["--policy", "tiny"],
     "report": ["x", "--out", "y"],
+    "explore": ["x", "--out", "y"],
     "sweep": ["--grid", "method=grpo", "seed=0", "--out", "y"],
     "warmstart": [],
     "sft": ["--files", "x"],

@@ -176,7 +176,9 @@ def test_the_exercises(path):
     assert len(stubs) == len(solutions(path))
     assert 2 <= len(stubs) <= 3
     for stub in stubs:
-        assert shown(stub).startswith(("Not filled in yet", "Not yet"))  # a bug to be found is there
+        assert shown(stub).startswith(
+            ("Not filled in yet", "Not yet")
+        )  # a bug to be found is there
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

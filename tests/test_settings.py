@@ -23,7 +23,8 @@ from lldlib.recipes import METHODS, train_config
 CONFIGS = (TrainConfig(), WarmstartConfig(), SftConfig(), ExamConfig())
 ZERO_MEANS = {  # something, in these fields: off, never, all, from the start, or a plain number
     *("seed", "warmup_batches", "eval_every", "probe_every", "fresh_every", "checkpoint_every"),
-    *("rollouts_logged", "llds_target", "micro_rows", "load.lora_rank", "data.misses"),
+    *("rollouts_logged", "questions_every", "llds_target", "micro_rows", "load.lora_rank"),
+    "data.misses",
     *("rollout.max_searches", "rollout.passage_tokens", "rollout.at_once", "loss.clip_low"),
     *("loss.clip_high", "loss.negative_weight", "loss.clip_cov_share", "loss.kl_cov_coef"),
     *("loss.entropy_coef", "loss.kl_coef", "loss.old_kl_coef", "loss.llds_coef"),

@@ -36,6 +36,19 @@ def test_a_batch_without_contrast_changes_nothing(monkeypatch, reward):
     assert not {"policy/entropy", "length/tokens", "displacement/" + undefined[:0]} & unknown
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_momentum_moves_a_policy_without_a_gradient(monkeypatch, skip):
+    run = micro_trainer(replace(MICRO, skip_zero_updates=skip))
+    first, _ = run.step()
+    assert first["grad/norm"] > 0 and first["update/zero_gradient"] < 1
+    before = weights(run)
+    paid = replace(run.rollout.rules, reward=lambda answer, accepted: 1.0)
+    run.rollout.rules = paid
+    second, _ = run.step()
+    assert second["reward/mixed_groups"] == 0 and second["update/zero_gradient"] == 1
+    assert same(before, weights(run)) == skip
+
+
 def test_responses_that_are_all_empty_give_a_defined_step():
     """Prompts longer than the budget: no action token at all, so nothing to learn and no error."""
     config = replace(MICRO.rollout, max_tokens=4)

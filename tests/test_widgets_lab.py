@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
+from lldlib.config import train_config_from
 from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.lab import LiveLab
@@ -50,6 +51,10 @@ class FakeRun:
         fields = {k: v for k, v in describe(self.config).items() if k in knobs}
         self.writer.event(self.next_batch, "knob", **fields)
 
+    @property
+    def points(self):
+        return [step for step, _ in Run(self.out).checkpoints]
+
     def checkpoint(self):
         self.writer.checkpoint(self.next_batch, {}, {"step": self.next_batch})
 
@@ -59,14 +64,14 @@ class FakeRun:
 
     @classmethod
     def branch(cls, source, step, out):
-        config = train_config("grpo", 0)
+        config = train_config_from(source.config)
         writer = RunWriter.create(out, describe(config))
         for row in source.metrics[:step]:
             writer.metrics(row["step"], {"reward/mean": row["reward/mean"]})
         return cls(out, config, writer, step)
 
 
-def sketch(runs) -> Figure:
+def sketch(runs, *, ghost=None, width=2) -> Figure:
     """In place of the curves, which take longer than all the rest."""
     figure = Figure(figsize=(2, 1))
     figure.text(0, 0.5, " ".join(f"{name} {len(run.metrics)}" for name, run in runs.items()))
@@ -75,7 +80,7 @@ def sketch(runs) -> Figure:
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch) -> LiveLab:
-    monkeypatch.setattr("lldlib.show.lab.lab_figure", sketch)
+    monkeypatch.setattr("lldlib.show.views.lab_figure", sketch)
     return LiveLab(FakeRun.new(tmp_path / "run", steps=6))
 
 
@@ -122,19 +127,19 @@ def test_play_leaves_the_kernel_free_and_pause_stops_it(lab, monkeypatch):
     monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
 
     async def scene():
-        lab.play_button.click()
-        assert lab.playing and lab.play_button.description == "Play"
+        lab.bar.buttons["play"].click()
+        assert lab.playing and lab.bar.buttons["play"].description == "Play"
         await until(lambda: lab.runs["A"].threads)  # a batch is going, and this still runs
-        assert lab.play_button.description == "Pause" and "playing" in lab.status.value
+        assert lab.bar.buttons["play"].description == "Pause" and "playing" in lab.status.value
         FakeRun.gate.release()
         await until(lambda: "1 of 6" in lab.status.value)
-        lab.play_button.click()
+        lab.bar.buttons["play"].click()
         FakeRun.gate.release()
         await until(lambda: "paused" in lab.status.value)
         await lab._task
 
     asyncio.run(scene())
-    assert batches(lab) == {"A": 2} and lab.play_button.description == "Play"
+    assert batches(lab) == {"A": 2} and lab.bar.buttons["play"].description == "Play"
     assert lab.runs["A"].threads.isdisjoint({threading.main_thread()})
 
 
@@ -144,12 +149,12 @@ def test_paused_is_said_when_no_batch_is_going(lab, monkeypatch):
     async def scene():
         lab.play()
         await until(lambda: lab.runs["A"].threads)
-        lab.play_button.click()
+        lab.bar.buttons["play"].click()
         assert "finishing this batch" in lab.status.value and "paused" not in lab.status.value
-        assert lab.play_button.disabled
+        assert lab.bar.buttons["play"].disabled
         FakeRun.gate.release()
         await lab._task
-        assert "paused" in lab.status.value and not lab.play_button.disabled
+        assert "paused" in lab.status.value and not lab.bar.buttons["play"].disabled
 
     asyncio.run(scene())
     assert batches(lab) == {"A": 1}
@@ -186,14 +191,14 @@ def slow_branch(monkeypatch) -> threading.Semaphore:
 
 
 def controls(lab) -> list:
-    buttons = [lab.step_button, lab.rewind_button, lab.branch_button, lab.play_button]
-    return [*buttons, lab.chosen, lab.checkpoints, *lab.knobs.parts.values()]
+    knobs = [part for panel in lab.bar.knobs.values() for part in panel.parts.values()]
+    return [*lab.bar.buttons.values(), lab.chosen, lab.checkpoints, lab.bar.batches, *knobs]
 
 
 def test_two_clicks_on_branch_make_one_branch(lab, slow_branch):
     async def scene():
-        lab.branch_button.click()
-        lab.branch_button.click()  # before the page has made it grey
+        lab.bar.buttons["branch"].click()
+        lab.bar.buttons["branch"].click()  # before the page has made it grey
         slow_branch.release(2)
         await until(lambda: lab.chosen.value == "B")
 
@@ -208,12 +213,12 @@ def test_controls_are_grey_while_the_lab_works_and_a_knob_reaches_no_other_run(l
 
     async def scene():
         assert not any(part.disabled for part in controls(lab))
-        lab.branch_button.click()
+        lab.bar.buttons["branch"].click()
         assert all(part.disabled for part in controls(lab))
         assert "working: branching A ..." in lab.status.value
         lab.knobs.parts["method"].value = "llds"
         slow_branch.release()
-        await until(lambda: lab.chosen.value == "B" and not lab.branch_button.disabled)
+        await until(lambda: lab.chosen.value == "B" and not lab.bar.buttons["branch"].disabled)
         assert not any(part.disabled for part in controls(lab))
         assert lab.knobs.parts["method"].value == "grpo"
         lab.knobs.parts["method"].value = "llds"  # now it is B's
@@ -233,11 +238,11 @@ def test_a_knob_goes_to_the_run_that_was_chosen_when_it_was_turned(lab, monkeypa
         await until(lambda: lab.runs["A"].threads)
         lab.knobs.parts["method"].value = "llds"  # B is chosen
         assert "after the batch that is going: turning a knob of B" in lab.status.value
-        assert not lab.play_button.disabled  # one may always pause
+        assert not lab.bar.buttons["play"].disabled  # one may always pause
         lab.pause()
         FakeRun.gate.release(9)
         await lab._task
-        await until(lambda: not lab.step_button.disabled)
+        await until(lambda: not lab.bar.buttons["step"].disabled)
 
     asyncio.run(scene())
     assert (lab.runs["A"].config.method, lab.runs["B"].config.method) == ("grpo", "llds")
@@ -318,16 +323,16 @@ def test_it_plays_to_the_end(lab):
 
 def test_buttons_branch_and_rewind(lab):
     async def scene():
-        lab.step_button.click()
+        lab.bar.buttons["step"].click()
         await until(lambda: "1 of 6" in lab.status.value)
-        lab.branch_button.click()  # from "now"
+        lab.bar.buttons["branch"].click()  # from "now"
         await until(lambda: lab.chosen.value == "B")
         lab.chosen.value = "A"
         lab.checkpoints.value = 0
-        lab.rewind_button.click()
+        lab.bar.buttons["rewind"].click()
         await until(lambda: "A: 0 of 6" in lab.status.value)
         lab.checkpoints.value = "now"
-        lab.rewind_button.click()
+        lab.bar.buttons["rewind"].click()
         assert "Choose an earlier checkpoint" in lab.status.value
 
     asyncio.run(scene())

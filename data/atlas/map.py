@@ -1,7 +1,9 @@
 """One line a run of every setting that the course's map tells of: python data/atlas/map.py
 
-Writes map.csv from search.jsonl.gz and later.jsonl.gz: GRPO and GRPO + LLDS by rate, lambda,
-updates, rows and misses, whole runs of 40 batches, and the runs of 400. Validation half.
+Writes map.csv from search.jsonl.gz, later.jsonl.gz and main: GRPO and GRPO + LLDS by rate, lambda,
+updates, rows and misses, whole runs of 40 batches, and the runs of 400; seeds 3 to 19 of the main
+study on the test half of the held-out questions, all others on the validation half. An end is the
+mean of the last two evaluations of a run, or of the last five of 400 batches.
 """
 
 import csv
@@ -12,12 +14,13 @@ from statistics import fmean
 from collect import gathered
 from ends import GREEDY, SAMPLED
 
+from lldlib.runs.folder import Run
 from lldlib.runs.phases import find_collapse
 
 HERE = Path(__file__).parent
 SHARED = {"method", "eval_every", "policy", "steps", "checkpoint_every", "probe_every", "seed"}
-OWN = {"lr", "llds_coef", "updates_per_batch", "problems", "misses"}
-WHOLE, SEEDS = {40: 2, 400: 5}, range(3)  # batches: evaluations that make an end
+OWN = {"lr", "llds_coef", "updates_per_batch", "problems", "misses", "exam_half"}
+WHOLE = {40: 2, 400: 5}  # batches: evaluations that make an end
 HEAD = [
     *("batches", "lambda", "rate", "updates", "rows", "misses", "seed"),
     *("start", "end", "end_greedy", "dip", "collapsed"),
@@ -37,8 +40,8 @@ def line(given: dict[str, str], rows: list[dict]) -> list[object]:
     setting = [len(rows), lambda_, float(given.get("lr", 1e-3)), updates]
     setting += [int(given.get("problems", 64)) * 5 // updates, float(given.get("misses", 0))]
     start = rows[0].get("eval/start_em")
-    found = [None if start is None else round(start, 3), *(round(e, 3) for e in ends)]
-    return [*setting, int(given["seed"]), *found, round(dip, 3), known]
+    found = ["" if start is None else round(start, 3), *(round(e, 3) for e in ends)]
+    return [*setting, int(given["seed"]), *found, round(dip, 3), "" if known is None else known]
 
 
 def lines() -> list[list[object]]:
@@ -49,9 +52,17 @@ def lines() -> list[list[object]]:
         if given["method"] in ("grpo", "llds")
         and given.keys() <= SHARED | OWN
         and len(rows) in WHOLE
-        and int(given.get("seed", 0)) in SEEDS
     ]
-    return sorted(found, key=lambda row: row[:7])
+    there = {tuple(row[:7]) for row in found}
+    main = [main_line(Run(path)) for path in sorted((HERE / "main").iterdir())]
+    return sorted(found + [row for row in main if tuple(row[:7]) not in there])
+
+
+def main_line(run: Run) -> list[object]:
+    """The line of a run of the main study, which has a folder of its own."""
+    config = run.config
+    given = {"method": config["method"], "lr": config["lr"], "seed": config["seed"]}
+    return line(given, run.metrics)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from transformers import PreTrainedTokenizerBase
+
 from lldlib.retrieval import Retriever, RetrieverError
+from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question, Span
 from lldlib.world.answers import exact_match
 
@@ -17,13 +20,20 @@ DOWN = "The search service is down."
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-def search_environment(retriever: Retriever, *, top_k: int, max_searches: int) -> type:
+def search_environment(
+    retriever: Retriever, tokenizer: PreTrainedTokenizerBase, *, top_k: int, max_searches: int
+) -> type:
     """An environment class for TRL's `environment_factory`: one tool, `search`, over `retriever`.
+
+    TRL encodes what the tool returns. So the marks of the tokenizer's special tokens are broken by
+    a space in passages: none of them becomes a control token.
 
     A row of the dataset holds `prompt` and `answers` (a list of texts). The reward is the exact
     match of the last `<answer>` in the policy's last message: give `environment_reward` to the
     trainer.
     """
+
+    harmless = TokenText(tokenizer).harmless
 
     class SearchEnvironment:
         """One rollout's searches; TRL resets and uses it again."""
@@ -48,7 +58,7 @@ def search_environment(retriever: Retriever, *, top_k: int, max_searches: int) -
             except RetrieverError:
                 return DOWN
             self.valid_searches += 1
-            return "\n".join(passage.text for passage in found) or NOTHING
+            return harmless("\n".join(passage.text for passage in found)) or NOTHING
 
     return SearchEnvironment
 

@@ -191,7 +191,7 @@ def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
         f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
         f"{run.steps[rows[min(now.best_from + size, len(rows) - 1)]]:g}), "
         f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it{over} is lost",
-        f"the fall is {now.fall:.1f} standard errors of this log's own noise",
+        f"the fall is {_errors(now.fall)}",
     )
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
     sure = chance <= CHANCE and len(scores) >= FOR_COLLAPSE
@@ -316,7 +316,7 @@ def _standing(run: LoggedRun, scores: Array) -> Judgement:
             "healthy",
             "learned",
             "Healthy: the reward rose by far more than its noise and holds.",
-            (f"{said}: {now.rise:.1f} standard errors of this log's own noise", *dip),
+            (f"{said}: {_errors(now.rise)}", *dip),
         )
     top = top_of(run, scores)
     if top is not None and now.late >= HIGH * top:
@@ -392,3 +392,8 @@ def _dip(run: LoggedRun, scores: Array, floor: float) -> tuple[str, ...]:
     return (
         f"it fell from {best[low]:.3g} to {mean[low]:.3g} by {run.unit} {step:g} and came back",
     )
+
+
+def _errors(ratio: float) -> str:
+    count = f"{ratio:.1f}" if ratio <= 100 else "over 100"
+    return f"{count} standard errors of this log's own noise"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from lldlib.doctor.answers import answers_beside
 from lldlib.doctor.completions import NoAnswers
 from lldlib.doctor.pages.diagnosis import Diagnosis, diagnose_run
@@ -52,7 +54,8 @@ def diagnose(
     Raises `readers.Unreadable` with one line where nothing can be read, NoAnswers where `answers`
     cannot.
     """
-    found = [_diagnosed(log) for log in read_logs(path, mapping)]
+    with np.errstate(over="ignore", invalid="ignore"):  # a log may hold 1e300; its page says so
+        found = [_diagnosed(log) for log in read_logs(path, mapping)]
     if len(found) == 1:
         return [replace(found[0], answers=answers_beside(path, answers))]
     if answers is not None:

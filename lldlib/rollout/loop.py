@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lldlib.config import RolloutConfig
-from lldlib.files import Foreign
+from lldlib.files import Foreign, clean
 from lldlib.policy.load import TAGS, end_tokens, unpacked
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.draw import Drawer
@@ -68,6 +68,16 @@ class TokenText:
         """
         return list(self._encoded(*pieces))
 
+    def harmless(self, text: str) -> str:
+        """The text, cleaned, with a space in every special token's mark.
+
+        For text of others that somebody else's loop will encode; `encode` is ours.
+        """
+        text = clean(text)
+        for mark in self._control.values():
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+        return text
+
     def _encode(self, *pieces: str) -> tuple[int, ...]:
         whole = self._tokens("".join(pieces))
         if not any(isinstance(piece, Foreign) for piece in pieces):
@@ -88,9 +98,7 @@ class TokenText:
         """Special tokens' texts spelled out, or broken by a space where a vocabulary has no way."""
         tokens = self._tokens(text, split_special_tokens=True)
         if self._controls(tokens):
-            for mark in self._control.values():
-                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
-            tokens = self._tokens(text, split_special_tokens=True)
+            tokens = self._tokens(self.harmless(text), split_special_tokens=True)
         left = [self._unknown if token in self._control else token for token in tokens]
         return [token for token in left if token is not None]
 

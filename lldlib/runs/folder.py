@@ -3,6 +3,8 @@
 - `config.json`        the settings of the run
 - `metrics.jsonl`      one object per rollout batch: an integer "step" and flat numbers "group/name"
 - `rollouts.jsonl`     sampled episodes, each with its "step"
+- `questions.jsonl`    greedy answers to the same few held-out questions; here "step" is the number
+                       of batches trained so far: 0 is the start
 - `events.jsonl`       what happened: "step", "kind" and free fields
 - `checkpoints/step_000123/`  `tensors.safetensors` and `state.json`: batch 123 is the next one
 """
@@ -36,7 +38,8 @@ except ImportError:  # Windows, where two writers are not told apart
 log = logging.getLogger(__name__)
 
 CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
-LOGS = (METRICS, ROLLOUTS, EVENTS)
+QUESTIONS = "questions.jsonl"
+LOGS = (METRICS, ROLLOUTS, EVENTS, QUESTIONS)
 CHECKPOINTS, TENSORS, STATE = "checkpoints", "tensors.safetensors", "state.json"
 _STEP_FOLDER = re.compile(r"step_(\d{6,})(\.tmp|\.old)?")  # with an end: not whole
 
@@ -106,7 +109,7 @@ class RunWriter:
         run = Run(path)
         held = Held(run.path)
         for name in LOGS:
-            kept = [line for line, row in _read_lines(run.path / name) if row["step"] < step]
+            kept = [line for line, row in _read_lines(run.path / name) if _within(name, row, step)]
             write_whole(run.path / name, "".join(line + "\n" for line in kept))
         for folder in (run.path / CHECKPOINTS).glob("step_*"):
             match = _STEP_FOLDER.fullmatch(folder.name)
@@ -136,6 +139,10 @@ class RunWriter:
     def rollout(self, step: int, record: Mapping[str, Any]) -> None:
         """Log one sampled episode of batch `step`."""
         self._line(ROLLOUTS, {"step": step} | _tidy(record))
+
+    def question(self, step: int, record: Mapping[str, Any]) -> None:
+        """Log the answer to one of the fixed questions after `step` batches."""
+        self._line(QUESTIONS, {"step": step} | _tidy(record))
 
     def checkpoint(
         self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
@@ -228,6 +235,11 @@ class Run:
         """The sampled episodes."""
         return self._rows(ROLLOUTS)
 
+    @property
+    def questions(self) -> list[dict[str, Any]]:
+        """The answers to the fixed questions, in order; "step" 0 is before the first batch."""
+        return self._rows(QUESTIONS)
+
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The metrics as a table: index "step", a column per key, nan where none was logged."""
@@ -280,7 +292,12 @@ class Run:
         rows = [row for _, row in _read_lines(self.path / name)]
         if self.batches is None:
             return rows
-        return [row for row in rows if row["step"] < self.batches]
+        return [row for row in rows if _within(name, row, self.batches)]
+
+
+def _within(name: str, row: Mapping[str, Any], batches: int) -> bool:
+    """Whether a line belongs to the first so many batches, or to the policy that they made."""
+    return row["step"] < batches or (name == QUESTIONS and row["step"] == batches)
 
 
 def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -229,6 +229,13 @@ GLOSSARY: dict[str, Metric] = {
     # -- terms of the loss: each declares its own ----------------------------------------------
     **{key: metric for term in TERMS for key, metric in term.metrics.items()},
     # -- updates -------------------------------------------------------------------------------
+    "update/zero_gradient": Metric(
+        "updates without a gradient",
+        "share of the batch's updates whose gradient is exactly 0, as their rows have no mixed "
+        "group and no term acts; Adam's momentum moves the policy all the same",
+        SHARE,
+        "near 0",
+    ),
     "update/skipped": Metric(
         "skipped updates", "updates with a non-finite loss or gradient so far", "updates", "0"
     ),

@@ -12,7 +12,10 @@ from lldlib.runs.folder import Run
 from lldlib.runs.phases import alarm_of, find_collapse
 
 WINDOW = 10  # rollout batches in a mean reward
-LOGGING = ("eval_every", "probe_every", "fresh_every", "checkpoint_every", "rollouts_logged")
+LOGGING = (
+    *("eval_every", "probe_every", "fresh_every", "checkpoint_every", "rollouts_logged"),
+    "questions_every",
+)
 UNLIKE = ("seed", "created", "versions", "device", *LOGGING)  # in which runs of one arm may differ
 SHORT = {"llds_coef": "λ", "updates_per_batch": "updates", "lp_reg_coef": "β"}
 COLUMNS = {

@@ -1,12 +1,16 @@
 """What the widgets share: pictures of figures, controls that look alike, and a run's knobs."""
 
+import base64
 import io
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets
+import traitlets
 from matplotlib.figure import Figure
 
 from lldlib.config import LossConfig, TrainConfig
@@ -17,6 +21,7 @@ from lldlib.runs.summary import value_text
 DPI = 100
 WIDE = {"description_width": "initial"}
 RATES = (5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
+FIRST = ("method", "lr", "llds_coef")  # knobs that are always in view
 KNOBS = {  # what each knob is called where it was turned, by the field that it sets
     "method": "",
     "lr": "lr ",
@@ -31,12 +36,27 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def picture(height: int) -> ipywidgets.Image:
-    """A place of fixed height, in pixels, for a picture; a wide one shrinks to fit."""
-    layout = ipywidgets.Layout(
-        height=f"{height}px", max_width="100%", object_fit="contain", object_position="left top"
-    )
-    return ipywidgets.Image(format="png", layout=layout)
+class Picture(anywidget.AnyWidget):
+    """A picture with a text for who cannot see it; the page reports how wide it may be.
+
+    `height`, in pixels, is kept free for it, so that nothing below it jumps; a wide one shrinks.
+    """
+
+    _esm = Path(__file__).with_name("picture.js")
+    value = traitlets.Bytes(b"").tag(sync=True)
+    alt = traitlets.Unicode("").tag(sync=True)
+    height = traitlets.Int(0).tag(sync=True)
+    width = traitlets.Int(0).tag(sync=True)  # pixels that the page has for it; 0: not yet known
+
+
+def picture(height: int, alt: str) -> Picture:
+    """A place for a picture, `height` pixels high."""
+    return Picture(height=height, alt=alt)
+
+
+def with_picture(bundle: Mapping[str, Any] | None, image: bytes) -> dict[str, Any]:
+    """What a notebook keeps of a widget, and its picture, which is shown where no kernel runs."""
+    return dict(bundle or {}) | {"image/png": base64.b64encode(image).decode()}
 
 
 def control(kind: type, label: str, tip: str, width: int, **given: Any) -> ipywidgets.Widget:
@@ -69,27 +89,42 @@ def row(children: Iterable[ipywidgets.Widget]) -> ipywidgets.HBox:
 class Knobs(ipywidgets.VBox):
     """Controls of one run's settings; `turned` is called with the fields of TrainConfig to set.
 
-    Choosing a method sets the other knobs of the loss to that method's preset.
+    Every label names the run, so that nobody turns the knob of another one. Choosing a method sets
+    the other knobs of the loss to that method's preset.
     """
 
-    def __init__(self, turned: Callable[[dict[str, Any]], None]):
+    def __init__(self, run: str, turned: Callable[[dict[str, Any]], None]):
         self._turned, self._quiet, self._base = turned, False, LossConfig()
         self._policy = ""  # of the run whose settings are shown
         loss = _loss_parts()
         self._loss = tuple(loss)  # knobs that are fields of the loss
         self.parts: dict[str, ipywidgets.Widget] = {
-            "method": _menu("method", "a preset of lldlib.recipes", 230, list(METHODS)),
-            **loss,
+            "method": _menu("method", "a preset of lldlib.recipes", 150, list(METHODS)),
             "lr": control(
-                ipywidgets.SelectionSlider, "lr", "learning rate", 250, options=_rates(0.0)
+                ipywidgets.SelectionSlider, "lr", "learning rate", 190, options=_rates(0.0)
             ),
+            **loss,
             "updates_per_batch": control(
-                ipywidgets.IntSlider, "updates per batch", "optimiser updates", 320, min=1, max=64
+                ipywidgets.IntSlider, "updates per batch", "optimiser updates", 260, min=1, max=64
             ),
         }
         for name, part in self.parts.items():
+            of = f" of {run}"
+            part.description += of
+            part.layout.width = f"{int(part.layout.width[:-2]) + 7 * len(of)}px"
             part.observe(lambda change, name=name: self._changed(name), "value")
-        super().__init__([row(self.parts.values())])
+        rare = [part for name, part in self.parts.items() if name not in FIRST]
+        self._rare = row(rare)
+        self._rare.layout.display = "none"
+        self.more = ipywidgets.ToggleButton(
+            description="more knobs", tooltip="the other regularizers, updates per batch"
+        )
+        self.more.layout.width = "auto"
+        self.more.observe(self._open, "value")
+        super().__init__([row([*(self.parts[name] for name in FIRST), self.more]), self._rare])
+
+    def _open(self, change: Mapping[str, Any]) -> None:
+        self._rare.layout.display = None if change["new"] else "none"
 
     def show(self, config: TrainConfig) -> None:
         """Let the controls stand as the config does, without turning anything."""
@@ -125,14 +160,14 @@ class Knobs(ipywidgets.VBox):
 
 def _loss_parts() -> dict[str, ipywidgets.Widget]:
     """A slider for the weight of each term with a symbol, then that term's choices."""
-    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 270}
+    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 210}
     parts, kinds = {}, typing.get_type_hints(LossConfig)
     for term in REGULARIZERS:
         if term.symbol:
             tip = f"weight of the term {term.name}; 0 is off"
             parts[term.coef] = control(ipywidgets.FloatSlider, term.symbol, tip, **weight)
             for name, choice in term.choices.items():
-                parts[name] = _menu(*choice, 160, typing.get_args(kinds[name]))
+                parts[name] = _menu(*choice, 150, typing.get_args(kinds[name]))
     return parts
 
 

@@ -1,132 +1,113 @@
-"""The live lab: steer a run that is going, rewind it, branch it, and watch two side by side.
+"""The live lab: steer runs that are going, rewind, branch and rescue them, and compare.
 
-Training, and drawing its curves, happen in one worker thread, batch by batch; the kernel's own
-thread only shows what is new, so cells can be run meanwhile. What the lab does to a run passes
-through that one thread too, so it always falls between two batches.
+Training happens in one worker thread, batch by batch; the kernel's own thread only shows what is
+new, so cells can be run meanwhile. What the lab does to a run passes through that one thread too,
+so it always falls between two batches.
 """
 
 import asyncio
 import html
 import logging
-import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import ipywidgets
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from lldlib.config import TrainConfig
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import Phase, alarm_of, phases_of
-from lldlib.runs.summary import flat, value_text
-from lldlib.show.controls import KNOBS, Knobs, control, labelled, picture, png, row
-from lldlib.show.curves import metric_panel
-from lldlib.show.style import (
-    BATCH,
-    SHADES,
-    SMALL,
-    TEXT,
-    WIDTH,
-    colours,
-    label_ends,
-    stretches,
-    told_text,
-)
+from lldlib.show.bar import NOW, Bar
+from lldlib.show.controls import picture, with_picture
+from lldlib.show.steering import BRANCH, FIRST, Opener, RunControl, Steering
+from lldlib.show.views import Asked, Shown, draw
 
-HEIGHT = 560  # pixels of the curves
-NOW = "now"
+HEIGHT = 364  # pixels of the curves of one run
 PING, UNHEARD = 20.0, 6  # seconds between two pings of the page; so many without an answer: gone
-LEAST = 0.1  # height of a panel, so that the difference of two batches does not fill it
-PANELS = {  # logged key: axis label
-    "reward/mean": "mean\nreward",
-    "probe/content": "probe\n(nats/token)",
-    "policy/entropy": "entropy\n(nats/token)",
-    "grad/norm": "gradient\nnorm",
-}
-DOTTED, DASHED = (0, (1, 1)), (0, (4, 2))
-HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+BATCHES = 8  # how long the branches of a rescue go on
 
 logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class RunControl(Protocol):
-    """What the lab needs of a run; `lldlib.train.run.TrainingRun` is one."""
-
-    out: Path  # its run folder
-    config: TrainConfig  # of the next batch
-
-    @property
-    def next_batch(self) -> int:
-        """The number of the batch that the next step trains."""
-
-    def step(self) -> dict[str, float]:
-        """Train one batch and log it."""
-
-    def turn(self, **knobs: Any) -> None:
-        """Change settings between two steps."""
-
-    def checkpoint(self) -> None:
-        """Write a checkpoint from which the next batch continues."""
-
-    def rewind(self, step: int) -> None:
-        """Go back to a checkpoint, dropping what was logged after it."""
-
-    def branch(self, source: Run, step: int, out: Path) -> "RunControl":
-        """A new run that shares the source's history before batch `step`."""
-
-
 class LiveLab(ipywidgets.VBox):
-    """Play, pause, step, rewind and branch a run, and turn its knobs between two batches.
+    """Play, pause, step, rewind, branch and rescue runs, and turn their knobs between two batches.
 
-    The first run is A; a branch is B, and a new branch takes the old one's place (its folder, a
-    sibling of A's, stays). Whichever run is behind goes first, so that both come to move side by
-    side. Every button has a method of its name, which waits until it is done.
+    `runs` maps the name of an arm to its run; a single run is called A. A branch is B, and a new
+    branch takes the old one's place (its folder, a sibling of its source's, stays). Whichever run
+    is behind goes first, so that all move side by side. A run may be a function that makes it: then
+    the lab shows the `ghost`, a recorded run, while the model loads. Every button has a method of
+    its name, which waits until it is done.
 
-    What a control asks for is done before another may ask, and for the run that was chosen then:
+    What a control asks for is done before another may ask, and for the run that is named on it:
     meanwhile the others are grey, and a click that was on its way to them is dropped. Once a page
     has shown the lab, it pauses when no page answers any more.
     """
 
-    def __init__(self, run: RunControl):
-        self.runs: dict[str, RunControl] = {"A": run}
+    def __init__(
+        self,
+        runs: RunControl | Opener | Mapping[str, RunControl | Opener],
+        *,
+        ghost: Run | None = None,
+    ):
+        named = runs if isinstance(runs, Mapping) else {FIRST: runs}
+        self.steering, self.ghost = Steering(named), ghost
         self.playing = self._training = False  # asked to go on; a batch of that is going
         self._doing = ""  # what a control asked for and is not done
+        self._rescuing = self._stopped = False
         self._heard, self._unheard, self._pinged = False, 0, 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="live-lab")
-        self._task: asyncio.Task | None = None
-        self._build()
-        super().__init__([self.bar, self.knobs, self.status, self.curves, self.pulse])
-        self._show(self._worker.submit(self._draw).result())
-        self._show_chosen()
+        self._drawer = ThreadPoolExecutor(1, thread_name_prefix="live-lab-picture")
+        self._task: asyncio.Task | None = None  # of the play
+        self._beside: set[asyncio.Task] = set()
+        self._build(list(named))
+        self._show(self._draw(self._asked))
+        if self.steering.opened:
+            self._show_chosen()
+        else:
+            self._load()
+
+    @property
+    def runs(self) -> dict[str, RunControl]:
+        """The runs that it steers, by name."""
+        return self.steering.runs
+
+    @property
+    def rescued(self) -> dict[str, RunControl]:
+        """The branches of the last rescue, by remedy."""
+        return self.steering.rescued
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        return with_picture(super()._repr_mimebundle_(**kwargs), self.curves.value)
 
     # -- what a reader or a cell may ask for -------------------------------------------------------
 
     def step(self, batches: int = 1) -> None:
         """Train that many batches; an Interrupt ends it after the batch that is going."""
         for _ in range(batches):
-            self._show(self._worker.submit(self._tick).result())
+            self._wait(self.steering.tick)
 
     def turn(self, **knobs: Any) -> None:
         """Turn knobs of the chosen run: fields of TrainConfig."""
-        self._wait(self._turn, self.chosen.value, knobs)
+        self._wait(self.steering.turn, self.chosen.value, knobs)
 
     def rewind(self, step: int) -> None:
         """Take the chosen run back to its checkpoint at batch `step`."""
-        self._wait(self._rewind, self.chosen.value, step)
+        self._wait(self.steering.rewind, self.chosen.value, step)
 
     def branch(self, step: int | None = None) -> None:
         """Branch the chosen run off its checkpoint at batch `step`, or off where it stands."""
-        self._wait(self._branch, self.chosen.value, step)
-        self.chosen.value = "B"
+        self._wait(self.steering.branch, self.chosen.value, step)
+        self.chosen.value = BRANCH
+
+    def rescue(self, step: int | None = None, batches: int = BATCHES) -> None:
+        """Branch the chosen run at batch `step` for each remedy, and train the branches on.
+
+        See `lldlib.show.steering.remedies`; the branches are in `rescued`.
+        """
+        self.pause()
+        self.view.value = "Rescue"
+        self._wait(self.steering.rescue, self.chosen.value, step, batches)
 
     def play(self) -> None:
         """Go on, batch after batch, while the kernel stays free; needs a running event loop."""
@@ -137,44 +118,33 @@ class LiveLab(ipywidgets.VBox):
 
     def pause(self) -> None:
         """Stop after the batch that is going."""
-        self.playing = False
+        self.playing, self._stopped = False, True
         self._show_state()
 
     # -- in the worker thread ----------------------------------------------------------------------
 
-    def _tick(self) -> bytes:
-        """One batch of every run that is furthest behind, and the new curves."""
-        first = min(run.next_batch for run in self.runs.values())
-        for run in self.runs.values():
-            if run.next_batch == first and first < run.config.steps:
-                run.step()
-        return self._draw()
+    def _advance(self, job: Iterator[None]) -> Shown | None:
+        """A job's next part, and what there is to see after it; None where it is done."""
+        for _ in job:
+            return self._draw(self._asked)
+        return None
 
-    def _draw(self) -> bytes:
-        return png(lab_figure({name: Run(run.out) for name, run in self.runs.items()}))
-
-    def _turn(self, name: str, knobs: dict[str, Any]) -> bytes:
-        run = self.runs[name]
-        if replace(run.config, **knobs) != run.config:
-            run.turn(**knobs)
-        return self._draw()
-
-    def _rewind(self, name: str, step: int) -> bytes:
-        self.runs[name].rewind(step)
-        return self._draw()
-
-    def _branch(self, name: str, step: int | None) -> bytes:
-        source = self.runs[name]
-        if step is None:
-            source.checkpoint()
-            step = source.next_batch
-        folder, number = source.out.parent, 1
-        while (out := folder / f"{self.runs['A'].out.name}-branch{number}").exists():
-            number += 1
-        self.runs = self.runs | {"B": source.branch(Run(source.out), step, out)}
-        return self._draw()
+    def _draw(self, asked: Asked) -> Shown:
+        runs, rescued = (
+            {name: Run(run.out) for name, run in some.items()} for some in (self.runs, self.rescued)
+        )
+        return draw(asked, runs, rescued, self.ghost)
 
     # -- in the kernel's thread --------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Make the runs that are not there yet; at once where no event loop is running."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._wait(self.steering.open)
+        else:
+            self._submit("loading the model", self.steering.open)
 
     async def _play(self) -> None:
         """Batch after batch until paused, unseen, at the end of every run, or interrupted."""
@@ -185,8 +155,9 @@ class LiveLab(ipywidgets.VBox):
             while self.playing and not finished:
                 self._catch_interrupts(loop)
                 self._ping()
-                self._show(await loop.run_in_executor(self._worker, self._tick))
-                finished = all(run.next_batch >= run.config.steps for run in self.runs.values())
+                job = _parts(self.steering.tick)
+                self._show(await loop.run_in_executor(self._worker, self._advance, job))
+                finished = self.steering.finished
         except Exception as error:
             logger.exception("the run stopped")
             problem = f"Stopped: {type(error).__name__}: {error}"
@@ -216,37 +187,52 @@ class LiveLab(ipywidgets.VBox):
         self._unheard += 1
         if self._heard and self._unheard > UNHEARD:
             logger.warning("no page shows the lab any more: it pauses after this batch")
-            self._heard, self.playing = False, False
+            self._heard = False
+            self.pause()
         self.pulse.playing = False
         self.pulse.playing = True
 
     def _answered(self) -> None:
         self._heard, self._unheard = True, 0
 
-    def _wait(self, work: Callable[..., bytes], *args: Any) -> None:
-        self._show(self._worker.submit(work, *args).result())
+    def _wait(self, work: Callable[..., Any], *args: Any) -> None:
+        job = _parts(work, *args)
+        while (shown := self._worker.submit(self._advance, job).result()) is not None:
+            self._show(shown)
         self._show_chosen()
 
     def _submit(
-        self, doing: str, work: Callable[..., bytes], *args: Any, after: str | None = None
+        self, doing: str, work: Callable[..., Any], *args: Any, after: str | None = None
     ) -> None:
         """Let the worker do something between two batches, without waiting for it."""
         if self._doing:  # a click that was on its way when the controls went grey
             return
-        self._doing = doing
+        self._doing, self._stopped = doing, False
         self._show_state()
-        asyncio.get_running_loop().create_task(self._finish(work, args, after))
+        self._begin(self._finish(_parts(work, *args), after))
 
-    async def _finish(self, work: Callable[..., bytes], args: tuple, after: str | None) -> None:
-        loop, problem = asyncio.get_running_loop(), None
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something happen beside; the loop itself would forget it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def _finish(self, job: Iterator[None], after: str | None) -> None:
+        loop, problem, more = asyncio.get_running_loop(), None, True
         try:
-            self._show(await loop.run_in_executor(self._worker, work, *args))
+            while more:
+                self._catch_interrupts(loop)
+                self._ping()
+                shown = await loop.run_in_executor(self._worker, self._advance, job)
+                if shown is not None:
+                    self._show(shown)
+                more = shown is not None and not self._stopped
         except (ValueError, OSError) as error:
             problem = str(error)
         except Exception as error:
             logger.exception("%s failed", self._doing)
             problem = f"{type(error).__name__}: {error}"
-        self._doing = ""
+        self._doing, self._rescuing = "", False
         self._show_chosen()  # also what a dropped click has moved
         if after is not None and problem is None:
             self.chosen.value = after
@@ -256,53 +242,37 @@ class LiveLab(ipywidgets.VBox):
 
     # -- the controls ------------------------------------------------------------------------------
 
-    def _build(self) -> None:
-        def button(label: str, tip: str, icon: str, act: Callable[[], None]) -> ipywidgets.Button:
-            layout = ipywidgets.Layout(width="92px")
-            made = ipywidgets.Button(description=label, tooltip=tip, icon=icon, layout=layout)
-            made.on_click(lambda _: act())
-            return made
-
-        self.play_button = button("Play", "go on, or pause", "play", self._on_play)
-        self.step_button = button(
-            "Step", "one batch", "step-forward", lambda: self._submit("a batch", self._tick)
-        )
-        self.chosen = ipywidgets.ToggleButtons(options=["A"], tooltips=["the run that is steered"])
-        self.chosen.style.button_width = "36px"
-        self.chosen.observe(lambda _: self._show_chosen(), "value")
-        self.checkpoints = control(
-            ipywidgets.Dropdown, "checkpoint at batch", "where to rewind or branch", 230
-        )
-        self.rewind_button = button(
-            "Rewind",
-            "back to that checkpoint; what came after it is dropped",
-            "undo",
-            self._on_rewind,
-        )
-        self.branch_button = button(
-            "Branch", "a second run, B, from that checkpoint", "code-fork", self._on_branch
-        )
-        self.bar = row(
-            [
-                self.play_button,
-                self.step_button,
-                labelled("run", self.chosen),
-                self.checkpoints,
-                self.rewind_button,
-                self.branch_button,
-            ]
-        )
-        self.knobs = Knobs(self._on_knob)
-        self.status = ipywidgets.HTML(layout=ipywidgets.Layout(height="28px"))
-        self.curves = picture(HEIGHT)
+    def _build(self, names: list[str]) -> None:
+        self.bar = Bar(names, BATCHES, self._on_knob)
+        acts = {
+            "play": self._on_play,
+            "step": lambda: self._submit("a batch", self.steering.tick),
+            "rewind": self._on_rewind,
+            "branch": self._on_branch,
+            "rescue": self._on_rescue,
+        }
+        for name, act in acts.items():
+            self.bar.buttons[name].on_click(lambda _, act=act: act())
+        self.chosen, self.view = self.bar.chosen, self.bar.view
+        self.checkpoints, self.status = self.bar.checkpoints, self.bar.status
+        self.curves = picture(HEIGHT, "curves of the lab")
+        self.table, self.words = ipywidgets.HTML(), ipywidgets.HTML()
         hidden = ipywidgets.Layout(display="none")
         self.pulse = ipywidgets.Play(max=2**31, interval=10**9, layout=hidden)
         self.pulse.observe(lambda _: self._answered(), "value")
-        buttons = (self.step_button, self.rewind_button, self.branch_button)
-        self._waiting = (*buttons, self.chosen, self.checkpoints, *self.knobs.parts.values())
+        self.chosen.observe(lambda _: self._on_chosen(), "value")
+        self.view.observe(lambda _: self._redraw(), "value")
+        self.curves.observe(lambda _: self._redraw(), "width")
+        super().__init__([self.bar, self.table, self.curves, self.words, self.pulse])
+        self.add_class("live-lab")
+
+    @property
+    def knobs(self) -> ipywidgets.Widget:
+        """The knobs of the chosen run."""
+        return self.bar.knobs[self.chosen.value]
 
     def _on_play(self) -> None:
-        if self.playing:
+        if self.playing or self._rescuing:
             self.pause()
         else:
             self.play()
@@ -312,63 +282,81 @@ class LiveLab(ipywidgets.VBox):
             self._set_status("Choose an earlier checkpoint to rewind to.")
         else:
             name, step = self.chosen.value, self.checkpoints.value
-            self._submit(f"rewinding {name}", self._rewind, name, step)
+            self._submit(f"rewinding {name}", self.steering.rewind, name, step)
 
     def _on_branch(self) -> None:
         name = self.chosen.value
-        step = None if self.checkpoints.value == NOW else self.checkpoints.value
-        self._submit(f"branching {name}", self._branch, name, step, after="B")
+        self._submit(f"branching {name}", self.steering.branch, name, self.bar.point, after=BRANCH)
 
-    def _on_knob(self, knobs: dict[str, Any]) -> None:
-        name = self.chosen.value
-        self._submit(f"turning a knob of {name}", self._turn, name, knobs)
+    def _on_rescue(self) -> None:
+        if self._doing:
+            return
+        self.pause()  # the branches go on, the runs wait
+        name, batches = self.chosen.value, self.bar.batches.value
+        self._rescuing = True
+        self._submit(f"rescuing {name}", self.steering.rescue, name, self.bar.point, batches)
+        self.view.value = "Rescue"
+
+    def _on_knob(self, name: str, knobs: dict[str, Any]) -> None:
+        self._submit(f"turning a knob of {name}", self.steering.turn, name, knobs)
+
+    def _on_chosen(self) -> None:
+        self._show_chosen()
+        self._redraw()
 
     def _show_state(self) -> None:
-        self.play_button.description = "Pause" if self.playing else "Play"
-        self.play_button.icon = "pause" if self.playing else "play"
-        # pausing is possible at any time; going on only when nothing is under way
-        self.play_button.disabled = not self.playing and bool(self._doing or self._training)
-        for part in self._waiting:
-            part.disabled = bool(self._doing)
+        going = self.playing or self._rescuing
+        self.bar.show_state(
+            going=going,
+            # pausing is possible at any time; going on only when nothing is under way
+            locked=not going and bool(self._doing or self._training),
+            busy=bool(self._doing),
+        )
         self._report()
 
     def _show_chosen(self) -> None:
         """Let the controls show the chosen run, which a branch may have added."""
-        if list(self.chosen.options) != list(self.runs):
-            kept = self.chosen.value
-            self.chosen.options = list(self.runs)
-            self.chosen.value = kept
-        self.knobs.show(self.runs[self.chosen.value].config)
-        self._offer_checkpoints()
+        self.bar.offer(self.runs)
 
-    def _offer_checkpoints(self) -> None:
-        run = self.runs[self.chosen.value]
-        have = [step for step, _ in Run(run.out).checkpoints]
-        options = [(NOW, NOW), *((str(step), step) for step in reversed(have))]
-        if list(self.checkpoints.options) != options:
-            kept = self.checkpoints.value
-            self.checkpoints.options = options
-            self.checkpoints.value = kept if kept in have else NOW
+    @property
+    def _asked(self) -> Asked:
+        return Asked(self.view.value, self.chosen.value, self.curves.width)
 
-    def _show(self, curves: bytes) -> None:
-        self.curves.value = curves
-        self._offer_checkpoints()
+    def _redraw(self) -> None:
+        """Show another view, run or width, also while a batch is going."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._show(self._draw(self._asked))
+        else:
+            self._begin(self._draw_beside(loop, self._asked))
+
+    async def _draw_beside(self, loop: asyncio.AbstractEventLoop, asked: Asked) -> None:
+        if asked == self._asked:  # else the next one is on its way
+            self._show(await loop.run_in_executor(self._drawer, self._draw, asked))
+
+    def _show(self, shown: Shown) -> None:
+        if shown.asked == self._asked:
+            self.curves.alt, self.curves.height = shown.alt, shown.height
+            self.curves.value = shown.picture
+            self.table.value, self.words.value = shown.table, shown.words
+        self.bar.offer_checkpoints(self.runs)
         self._report()
 
     def _report(self) -> None:
         """Where each run stands, in the line above the curves."""
         parts = []
-        for name, run in self.runs.items():
+        for name, run in (self.rescued if self._rescuing else self.runs).items():
             rewards = Run(run.out).series("reward/mean")[1]
             reward = f", reward {rewards[-1]:.2f}" if rewards else ""
             parts.append(f"{name}: {run.next_batch} of {run.config.steps} batches{reward}")
-        self._set_status(f"{self._state} | {' | '.join(parts)}")
+        self._set_status(" | ".join([self._state, *(html.escape(part) for part in parts)]))
 
     @property
     def _state(self) -> str:
         if self._doing:
             when = "after the batch that is going" if self._training else "working"
-            return f"{when}: {self._doing} ..."
+            return html.escape(f"{when}: {self._doing} ...")
         if self.playing:
             return "playing"
         return "finishing this batch ..." if self._training else "paused"
@@ -377,116 +365,7 @@ class LiveLab(ipywidgets.VBox):
         self.status.value = f'<span class="lab-status" role="status">{text}</span>'
 
 
-# -- its curves -----------------------------------------------------------------------------------
-
-
-def knob_changes(run: Run) -> list[tuple[int, str]]:
-    """(batch, what was turned) of each knob event, as short text such as "λ 0.5, lr 1e-4"."""
-    settings, changes = flat(run.config), []
-    for event in run.events:
-        if event["kind"] == "knob":
-            new = settings | flat({k: v for k, v in event.items() if k not in ("step", "kind")})
-            turned = [name for name in KNOBS if new[name] != settings[name]]
-            others = sum(v != settings[k] for k, v in new.items() if k not in KNOBS)
-            # the preset's name stands for its other settings
-            rest = [f"{others} more"] if others and "method" not in turned else []
-            text = ", ".join([KNOBS[name] + value_text(new[name]) for name in turned] + rest)
-            changes.append((event["step"], text))
-            settings = new
-    return changes
-
-
-def lab_figure(runs: Mapping[str, Run]) -> Figure:
-    """Runs side by side: a strip of phases, knobs and the alarm each; then four shared curves."""
-    height = 4.4 + 0.45 * len(runs)  # inches
-    figure = Figure(figsize=(WIDTH, height))
-    # fixed margins: a solved layout would take as long as the drawing, and this one is drawn live
-    room = {"left": 0.13, "right": 0.9, "top": 1 - 0.15 / height, "bottom": 0.5 / height}
-    ratios = [0.42] * len(runs) + [1.2, 1, 1, 1]
-    grid = room | {"height_ratios": ratios, "hspace": 0.15}
-    axes = list(figure.subplots(len(ratios), 1, sharex=True, gridspec_kw=grid))
-    panels = axes[len(runs) :]
-    arms = {name: [run] for name, run in runs.items()}
-    positive = any(value > 0 for run in runs.values() for value in run.series("grad/norm")[1])
-    panels[-1].set_yscale("log" if positive else "linear")  # a log axis has no place for a 0
-    for ax, (key, ylabel) in zip(panels, PANELS.items(), strict=True):
-        metric_panel(ax, arms, key, ylabel, seeds=True, line="-")
-        ax.yaxis.label.set_fontsize(SMALL)
-        if ax is panels[-1]:  # before names are put where the lines end
-            whole_decades(ax) if positive else ax.set_ylim(0, 1)
-        else:
-            not_too_close(ax)
-        if any(line.get_label() in runs for line in ax.lines):
-            label_ends(ax)
-        if not any(run.metrics for run in runs.values()):
-            ax.texts[0].set_text("no batch yet")
-            ax.set_yticks([])
-    phases = {name: phases_of(run) for name, run in runs.items()}
-    panels[-1].set_xlabel(f"{BATCH}   ({told_text(phases)})", fontsize=TEXT)
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    # beyond the last batch there is nothing to see
-    panels[-1].set_xlim(0, max([len(run.metrics) for run in runs.values()] + [10]))
-    for ax, (name, colour) in zip(axes, colours(list(runs)).items(), strict=False):
-        marks(ax, panels, runs[name], phases[name].labels, name, colour)
-    return figure
-
-
-def not_too_close(ax: Axes) -> Axes:
-    """Let a panel span at least LEAST, around its middle."""
-    low, high = ax.get_ylim()
-    short = max(0.0, LEAST - (high - low)) / 2
-    ax.set_ylim(low - short, high + short)
-    return ax
-
-
-def whole_decades(ax: Axes) -> Axes:
-    """Let a log axis run from one power of ten to another, so that both are labelled.
-
-    A line of it has to have a value over 0.
-    """
-    values = [y for line in ax.lines for y in line.get_ydata() if y > 0]
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    ax.set_ylim(10**low, 10 ** max(high, low + 1))
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    return ax
-
-
-def marks(
-    strip: Axes,
-    panels: Sequence[Axes],
-    run: Run,
-    phases: Sequence[Phase],
-    name: str,
-    colour: str,
-) -> Axes:
-    """A run's phases, knobs and alarm on its strip; knobs and alarm as lines on the panels."""
-    strip.set_yticks([])
-    strip.set_ylim(0, 2)
-    strip.spines[:].set_visible(False)
-    strip.tick_params(bottom=False)
-    label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": TEXT, "color": colour}
-    strip.set_ylabel(name, **label)
-    end = strip.get_xlim()[1]
-    for phase, start, length in stretches(phases):
-        strip.axvspan(start, start + length, 0, 0.5, color=SHADES[phase], linewidth=0)
-        if length >= 0.12 * end:
-            middle = start + length / 2
-            strip.text(middle, 0.45, phase, ha="center", va="center", fontsize=SMALL, color="0.25")
-    letter, free = end / 88, 0.0  # about the width of one, in batches; where the last text ended
-    for batch, text, line in _happenings(run):
-        width = letter * (len(text) + 1)
-        at = min(max(batch, free), end - width)
-        if at >= free:  # a text that would touch the last one is left out; its line stays
-            strip.text(at, 1.05, text, fontsize=SMALL, color=colour, va="bottom", bbox=HALO)
-            free = at + width
-        strip.axvline(batch, 0.5, color=colour, linestyle=line, linewidth=1.1)
-        for ax in panels:
-            ax.axvline(batch, color=colour, linestyle=line, linewidth=1.1)
-    return strip
-
-
-def _happenings(run: Run) -> list[tuple[int, str, tuple]]:
-    """What is marked on a strip, in order: batch, text and style of line."""
-    rung = alarm_of(run)
-    found = [(batch, f"▾ {text}", DASHED) for batch, text in knob_changes(run)]
-    return sorted(found + ([(rung, "! alarm", DOTTED)] if rung is not None else []))
+def _parts(work: Callable[..., Any], *args: Any) -> Iterator[None]:
+    """A job as its parts, between which the page may show where it stands; often it is one."""
+    found = work(*args)
+    yield from (None,) if found is None else found

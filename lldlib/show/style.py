@@ -16,6 +16,7 @@ from lldlib.runs.folder import Run
 from lldlib.runs.phases import Phase, Phases
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+ARM_COLOURS = {"GRPO": COLOURS[0], "GRPO + LLDS": COLOURS[1], "GRPO, cooler": COLOURS[2]}
 SHADES: dict[Phase, str] = {
     "steady": "#f7f7f7",
     "learning": "#d9f0e4",
@@ -41,10 +42,15 @@ def style(ax: Axes, xlabel: str, ylabel: str) -> Axes:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """One colour per name; raises ValueError if there are more names than colours."""
+    """One colour per name, its own for a name of ARM_COLOURS.
+
+    Raises ValueError if there are more names than colours.
+    """
     if len(names) > len(COLOURS):
         raise ValueError(f"{len(names)} arms but only {len(COLOURS)} colours: draw fewer at once")
-    return dict(zip(names, COLOURS, strict=False))
+    own = {name: ARM_COLOURS[name] for name in names if name in ARM_COLOURS}
+    free = (colour for colour in COLOURS if colour not in own.values())
+    return {name: own.get(name) or next(free) for name in names}
 
 
 def label_ends(ax: Axes) -> Axes:

@@ -6,77 +6,38 @@ White with a dotted border is a token without the number, as what the policy did
 import html
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import ipywidgets
-from matplotlib import cm, colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, to_hex, to_rgb
 from matplotlib.figure import Figure
 
+from lldlib.show.colouring import (
+    CHANGE,
+    COLOURINGS,
+    GATE,
+    LOGP,
+    NO,
+    NONE,
+    PROTECTION,
+    YES,
+    Colouring,
+    paint,
+    signed,
+)
 from lldlib.show.style import SMALL, WIDTH
 from lldlib.types import Episode, TokenInfo
 
-YES, NO, NONE = "#56B4E9", "#D0D0D0", "#FFFFFF"  # of a number that is a yes or a no, or unknown
+# a colouring is chosen where tokens are shown, so it can be had from here too
+__all__ = ["CHANGE", "GATE", "LOGP", "NO", "NONE", "PROTECTION", "YES", "TokenView"]
+__all__ += ["episode_tokens", "paint", "record_tokens", "signed", "token_figure", "token_panel"]
 LETTERS = 76  # of a line of the figure; more do not fit in its width
 LINE, TURN, GAP = 1.0, 1.25, 1.6  # line pitch, turn pitch (lines); space after a word (letters)
 MARGIN = 15  # letters left of the text, for the role
 DOTTED = "white, dotted: not the policy's choice"
 
 Tokens = Sequence[TokenInfo]
-
-
-@dataclass(frozen=True)
-class Colouring:
-    """How one number of a token becomes a colour; colour-blind safe."""
-
-    number: str  # the field of TokenInfo
-    name: str  # on a button
-    label: str  # what the number is, with its unit
-    colours: str  # which colour says what
-    ends: tuple[float, float] | None  # of the scale; None: the number is a yes or a no
-    palette: str = ""  # matplotlib's name of the scale's colours
-
-    @property
-    def scale(self) -> cm.ScalarMappable:
-        """The scale, for a colour bar."""
-        return cm.ScalarMappable(Normalize(*self.ends, clip=True), colormaps[self.palette])
-
-
-def signed(number: str, label: str, limit: float | int) -> Colouring:
-    """A colouring of numbers of both signs, from -limit (brown) to limit (purple), 0 pale."""
-    colours = f"purple {limit:+g}, brown {-limit:+g}"
-    return Colouring(number, number, label, colours, (-float(limit), float(limit)), "PuOr")
-
-
-LOGP = Colouring(
-    "logp",
-    "log-prob",
-    "log-prob when sampled (nats)",
-    "dark blue -5 and under, yellow 0",
-    (-5.0, 0.0),
-    "cividis",
-)
-CHANGE = signed("change", "change of log-prob (nats)", 0.5)
-GATE = Colouring(
-    "gate_open", "LLDS gate", "LLDS's gate", "blue open, grey shut, white none (A < 0)", None
-)
-PROTECTION = Colouring(
-    "protected", "Lp-Reg", "Lp-Reg", "blue protected, grey not, white none (A >= 0)", None
-)
-COLOURINGS = (LOGP, CHANGE, GATE, PROTECTION)
-
-
-def paint(token: TokenInfo, by: Colouring) -> tuple[str, str]:
-    """Background and ink of a token, as hex; white where it has no such number."""
-    value = getattr(token, by.number)
-    if value is None:
-        return NONE, "#000000"
-    face = (YES if value else NO) if by.ends is None else to_hex(by.scale.to_rgba(value))
-    red, green, blue = to_rgb(face)
-    return face, "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#FFFFFF"
 
 
 def episode_tokens(
@@ -211,19 +172,22 @@ class TokenView(ipywidgets.HTML):
     """
 
     def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
-        super().__init__(_page(rows, height))
+        super().__init__(page(rows, height))
 
 
-def _page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
+def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
+    """Trajectories as HTML and CSS: the value of a TokenView; ValueError without tokens."""
     every = [token for _, tokens in rows for token in tokens]
     known = [by for by in COLOURINGS if any(getattr(t, by.number) is not None for t in every)]
     if not known:
         raise ValueError("no token has a value to show: give trajectories of a policy")
     name = f"tv{uuid.uuid4().hex[:8]}"  # of this view alone: a page may hold several
     style = STYLE + "".join(BY_MODE.replace("MODE", by.number) for by in known)
+    only = " hidden" * (len(known) == 1)  # nothing to choose
     buttons = "".join(
-        f'<input type="radio" name="{name}" id="{name}-{by.number}"{" checked" * (by is known[0])}>'
-        f'<label for="{name}-{by.number}">{by.name}</label>'
+        f'<input type="radio" name="{name}" id="{name}-{by.number}"'
+        f"{' checked' * (by is known[0])}{only}>"
+        f'<label for="{name}-{by.number}"{only}>{by.name}</label>'
         for by in known
     )
     legends = "".join(

@@ -25,6 +25,7 @@ from lldlib.runs.summary import summarise, value_text
 from lldlib.show.compare import sweep_heatmap
 from lldlib.show.controls import choice, control, labelled, picture, png, row
 from lldlib.show.curves import metric_panel, post_mortem_figure
+from lldlib.show.spiral import spiral_page
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, colours, style
 from lldlib.show.tokens import YES, TokenView, record_tokens
 
@@ -138,7 +139,10 @@ class GateExplorer(ipywidgets.VBox):
         self.coef = control(
             ipywidgets.FloatSlider, "λ", "weight of LLDS", 240, value=0.5, min=0, max=2, step=0.1
         )
-        self.picture = picture(130 + 220 * len(case.words))
+        self.picture = picture(
+            130 + 220 * len(case.words),
+            "per token its change, the penalty and the gradient of LLDS",
+        )
         for part in (*self.changes.values(), self.gate, self.answer, self.coef):
             part.observe(self._show, "value")
         title = ipywidgets.HTML("change of each token of row 1 (nats):")
@@ -252,7 +256,7 @@ class ProxyExplorer(ipywidgets.VBox):
             options=[(value_text(v), v) for v in options],
             value=0.02,
         )
-        self.picture = picture(470)
+        self.picture = picture(470, "policy and proxy by token, and the gradient of the KL")
         for part in (self.case, self.filtering, self.threshold):
             part.observe(self._show, "value")
         knobs = row([self.case, labelled("filter", self.filtering)])
@@ -324,7 +328,10 @@ class ArmExplorer(ipywidgets.VBox):
         self.measure = control(
             ipywidgets.Dropdown, "measure", "what is drawn", 420, options=options
         )
-        self.note, self.picture = ipywidgets.HTML(), picture(460)
+        self.note, self.picture = (
+            ipywidgets.HTML(),
+            picture(460, "one measure of the chosen arms over the batches, and their ends"),
+        )
         for part in (*self.arms.values(), self.measure):
             part.observe(self._show, "value")
         super().__init__([row(self.arms.values()), self.measure, self.note, self.picture])
@@ -361,7 +368,13 @@ class PhaseDiagram(ipywidgets.VBox):
             control(ipywidgets.Dropdown, label, "the cell whose runs are drawn", width)
             for label, width in (("cell: lr", 170), ("updates per batch", 210))
         )
-        self.map, self.curves = picture(380), picture(300)
+        self.map, self.curves = (
+            picture(height, alt)
+            for height, alt in (
+                (380, "map of a sweep: learning rate and updates per batch"),
+                (300, "rewards of the runs behind the chosen cell"),
+            )
+        )
         self._offer()
         self.method.observe(self._offer, "value")
         for part in (self.shown, self.lr, self.updates):
@@ -412,6 +425,22 @@ def cell_figure(runs: Sequence[Run], name: str) -> Figure:
     return figure
 
 
+class SpiralView(ipywidgets.HTML):
+    """The page of `spiral_page` in a notebook, in a frame of its own; it needs no kernel.
+
+    `height` is in pixels; with `play` it plays at once.
+    """
+
+    def __init__(self, runs: Sequence[Run], height: int, play: bool = False):
+        page = html.escape(spiral_page(runs, play=play))
+        look = f"width: 100%; height: {height}px; border: 1px solid #999"
+        super().__init__(
+            f'<iframe title="the spiral" sandbox="allow-scripts" style="{look}" '
+            f'srcdoc="{page}"></iframe>'
+        )
+        self.layout.width = "100%"
+
+
 class PostMortemView(ipywidgets.VBox):
     """Any run folder: where each phase began, which tokens went first, who may have started it.
 
@@ -426,7 +455,7 @@ class PostMortemView(ipywidgets.VBox):
         self.suspect = control(
             ipywidgets.Dropdown, "trajectory", "logged wrong ones, the least likely first", 640
         )
-        self.picture = picture(450)
+        self.picture = picture(450, "reward with its phases, and the parts of the probe")
         layout = ipywidgets.Layout(height="130px", overflow="auto")
         self.story = ipywidgets.HTML(layout=layout)
         self.tokens = ipywidgets.VBox(layout=ipywidgets.Layout(height="250px"))

@@ -26,6 +26,7 @@ NAMES = {  # of the demo's arms, in its verdict
     "llds": "GRPO + LLDS",
     "grpo_best_rate": "GRPO at its own best learning rate",
 }
+SHOWN = {"method": "grpo", "questions_every": 1}  # of every arm, where nothing else is said
 
 Row = Mapping[str, Any]
 
@@ -46,21 +47,22 @@ def demo(
     cells = {
         (arm, seed): Cell(
             out / f"{arm}-seed{seed}",
-            train_config(**{"method": "grpo"} | overrides | own, seed=seed, recipe=recipe),
+            train_config(**SHOWN | overrides | own, seed=seed, recipe=recipe),
         )
         for seed in dict.fromkeys(seeds)
         for arm, own in arms.items()
     }
     failures = _train_with_lines(list(cells.values()), jobs)
     runs = {place: Run(cell.path) for place, cell in cells.items() if cell.path not in failures}
-    rows = [_demo_row(arm, run) for (arm, _), run in runs.items()]
+    rows = [demo_row(arm, run) for (arm, _), run in runs.items()]
     if runs:
         write_json(out / "summary.json", rows)
     by_arm = {arm: [run for (name, _), run in runs.items() if name == arm] for arm in arms}
     return rows, {arm: found for arm, found in by_arm.items() if found}, failures
 
 
-def _demo_row(arm: str, run: Run) -> Row:
+def demo_row(arm: str, run: Run) -> Row:
+    """What the table and the verdict need of a run."""
     row = summarise(run)  # of the start as well: evaluations may miss a short peak
     exams = [row[key] for key in ("start_em", "heldout_em_best_before_collapse")]
     known = [em for em in exams if em is not None]

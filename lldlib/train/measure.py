@@ -1,20 +1,24 @@
 """What is measured of a batch and its updates: nothing here moves a weight or a draw."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, zip_longest
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lldlib.config import TrainConfig
+from lldlib.config import QUESTIONS, TrainConfig
 from lldlib.losses import LossInputs, compute_loss, group_advantages
 from lldlib.losses.objective import policy_only
 from lldlib.policy.optimizer import trainable
 from lldlib.policy.score import Scores, backward_through, next_probability
+from lldlib.rollout.batch import collate
+from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures
 from lldlib.train.experience import Experience, scored
-from lldlib.types import Batch, Episode, WatchedWords
+from lldlib.types import Batch, Episode, Question, Turn, WatchedWords
 
 # -- before the updates --------------------------------------------------------------------------
 
@@ -133,3 +137,36 @@ def of_words(
         tokens = [token for word in watch.words for token in encode(word)]
         found[f"watch/{name}"] = next_probability(model, rows, tokens, temperature)
     return found
+
+
+# -- the same few questions, again and again -----------------------------------------------------
+
+
+def fixed_questions(questions: Sequence[Question]) -> list[Question]:
+    """The first questions of each number of hops in turn, QUESTIONS in all: the same every time."""
+    hops = sorted({question.hops for question in questions})
+    groups = [[question for question in questions if question.hops == n] for n in hops]
+    return [one for one in chain(*zip_longest(*groups)) if one is not None][:QUESTIONS]
+
+
+def answers(
+    model: nn.Module, rollout: Rollout, questions: Sequence[Question], config: TrainConfig
+) -> list[Episode]:
+    """Greedy answers; the log-probs of their tokens are at the temperature of training."""
+    episodes = rollout.run(model, list(questions), temperature=0.0)
+    batch = collate(episodes).to(next(model.parameters()).device)
+    with torch.no_grad():
+        logp = scored(model, batch, config).logp
+    return [
+        dataclasses.replace(one, turns=_with_logp(one, row.tolist()))
+        for one, row in zip(episodes, logp, strict=True)
+    ]
+
+
+def _with_logp(episode: Episode, logp: Sequence[float]) -> list[Turn]:
+    """The turns of an episode with the log-probs of its row."""
+    turns, end = [], 0
+    for turn in episode.turns:
+        start, end = end, end + len(turn.tokens)
+        turns.append(dataclasses.replace(turn, logp=list(logp[start:end])))
+    return turns

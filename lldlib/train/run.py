@@ -18,8 +18,18 @@ from lldlib.evaluate.heldout import ask, pass_at
 from lldlib.files import new_folder
 from lldlib.policy.load import check_name
 from lldlib.rollout.loop import Rollout
-from lldlib.runs.folder import CHECKPOINTS, CONFIG, LOGS, Held, Run, RunWriter, refuse_run
+from lldlib.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    LOGS,
+    QUESTIONS,
+    Held,
+    Run,
+    RunWriter,
+    refuse_run,
+)
 from lldlib.runs.phases import Monitor, Phase, Told
+from lldlib.train import measure
 from lldlib.train.setup import Setting, make_setting
 from lldlib.train.trainer import Trainer
 from lldlib.types import Episode
@@ -58,14 +68,15 @@ class TrainingRun:
             self._resume(None)
         else:
             self.writer = RunWriter.create(self.out, describe(config))
-            self.checkpoint()
+            self._begin()
 
     def _resume(self, step: int | None) -> None:
         """Go on from a checkpoint (None: the last), by its settings: knobs may have been turned."""
         run = Run(self.out)
         if not run.checkpoints and not run.metrics:  # killed before it had done anything
+            (self.out / QUESTIONS).unlink(missing_ok=True)
             self.writer = RunWriter.resume(self.out, 0)
-            self.checkpoint()
+            self._begin()
             return
         tensors, state = run.load_checkpoint(step)
         self.trainer.turn(**vars(train_config_from(state["config"])))
@@ -113,6 +124,11 @@ class TrainingRun:
         """The number of the batch that the next step trains."""
         return self.trainer.step_index
 
+    @property
+    def points(self) -> list[int]:
+        """The batches at which it has a checkpoint: it can be rewound or branched there."""
+        return [step for step, _ in Run(self.out).checkpoints]
+
     def rewind(self, step: int) -> None:
         """Go back to the checkpoint at batch `step`: what was logged from there on is dropped.
 
@@ -157,6 +173,26 @@ class TrainingRun:
         if self.next_batch:  # an event belongs to the batch that it follows
             self.writer.event(self.next_batch - 1, "checkpoint")
 
+    def _begin(self) -> None:
+        """Write what stands in a run folder before its first batch."""
+        self._answer_questions()
+        self.checkpoint()
+
+    def _answer_questions(self) -> None:
+        """Record what the policy answers now to the fixed questions, if that is asked for at all.
+
+        It is written before the checkpoint at this batch, so that what a checkpoint goes on from
+        is whole.
+        """
+        if not self.config.questions_every:
+            return
+        policy, environment = self.setting.policy, self.setting.environment
+        split, config = environment.heldout, self.config
+        rollout = Rollout(policy.tokenizer, environment.rules, split.tool, config.rollout)
+        asked = measure.fixed_questions(split.questions)
+        for episode in measure.answers(policy.model, rollout, asked, config):
+            self.writer.question(self.next_batch, record(episode, policy.tokenizer))
+
     def step(self) -> dict[str, float]:
         """One batch: train, evaluate when due, log, checkpoint when due."""
         index, config = self.next_batch, self.config
@@ -176,6 +212,8 @@ class TrainingRun:
         self.monitor.add(logged)  # as a resumed run reads them
         if self.monitor.rung == index:
             self.writer.event(index, "alarm")
+        if last or (config.questions_every and done % config.questions_every == 0):
+            self._answer_questions()
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics

@@ -32,8 +32,10 @@ def make_setting(config: TrainConfig) -> Setting:
     the probe set raise.
     """
     environment = open_environment(config)
-    if config.eval_every and environment.heldout is None:
-        raise ValueError("no held-out questions: name files in data.heldout, or eval_every 0")
+    if environment.heldout is None:
+        for name in ("eval_every", "questions_every"):
+            if getattr(config, name):
+                raise ValueError(f"no held-out questions: name files in data.heldout, or {name} 0")
     policy = load_as(config.policy, config.load)
     probe = probe_set(policy, environment, config.rollout) if config.probe_every else None
     return Setting(policy, environment, probe)

@@ -148,6 +148,7 @@ class Trainer:
         norm = {
             "grad/norm": max(finite, default=float("nan")),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
+            "update/zero_gradient": finite.count(0.0) / count,
             "update/skipped": float(self.skipped),
             "update/lr": rate,
         }
@@ -229,7 +230,8 @@ class Trainer:
         if not norm < float("inf"):
             self.skipped += 1
             return None
-        self.optimizer.step()
+        if norm > 0 or not self.config.skip_zero_updates:
+            self.optimizer.step()
         return norm
 
     # -- measurements --------------------------------------------------------------------------
@@ -289,8 +291,9 @@ class Trainer:
             raise ValueError(f"{fixed[0]} cannot be turned in mid-run: start a new run for it")
         if "probe_every" in changed and config.probe_every and self.probe is None:
             raise ValueError("probe_every was 0 at the start: there is no probe set to turn to")
-        if "eval_every" in changed and config.eval_every and self.environment.heldout is None:
-            raise ValueError("eval_every cannot be turned: the run has no held-out questions")
+        for name in ("eval_every", "questions_every"):
+            if name in changed and getattr(config, name) and self.environment.heldout is None:
+                raise ValueError(f"{name} cannot be turned: the run has no held-out questions")
         if config.loss.kl_coef and self.reference is None:
             raise ValueError("kl_coef was 0 at the start: there is no reference policy to turn to")
         if config.loss.llds_coef != self.config.loss.llds_coef:

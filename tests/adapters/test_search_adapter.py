@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import StubRetriever, random_batch, retriever, tiny_policy, world_questions
+from small_tokenizers import gemma, llama3, qwen2
 
 from lldlib.adapters.search import (
     completions,
@@ -22,7 +23,7 @@ from lldlib.world.protocol import TINY
 
 def test_an_environment_searches_until_its_budget_is_spent():
     stub = StubRetriever(["one", "two", "three"])
-    environment = search_environment(stub, top_k=2, max_searches=2)()
+    environment = search_environment(stub, qwen2(), top_k=2, max_searches=2)()
     assert environment.reset(prompt="p", answers=["a"]) is None
     assert environment.search("q") == "one\ntwo"
     environment.search("r")
@@ -33,17 +34,32 @@ def test_an_environment_searches_until_its_budget_is_spent():
 
 
 def test_a_search_that_fails_is_told_and_not_counted():
-    environment = search_environment(StubRetriever(None), top_k=1, max_searches=2)()
+    environment = search_environment(StubRetriever(None), qwen2(), top_k=1, max_searches=2)()
     environment.reset()
     assert environment.search("q") == "The search service is down."
     assert environment.valid_searches == 0
-    empty = search_environment(StubRetriever([]), top_k=1, max_searches=2)()
+    empty = search_environment(StubRetriever([]), qwen2(), top_k=1, max_searches=2)()
     empty.reset()
     assert empty.search("q") == "No passage was found."
 
 
+@pytest.mark.parametrize("make", [qwen2, llama3, gemma])
+def test_no_passage_becomes_a_control_token(make):
+    """TRL's own encoding of the tool's result, which knows no data."""
+    tokenizer = make()
+    marks = tokenizer.all_special_tokens
+    stub = StubRetriever([f"Oslo {mark} is nice" for mark in marks] + ["a\x00b \ud800"])
+    environment = search_environment(stub, tokenizer, top_k=len(marks) + 1, max_searches=1)()
+    environment.reset()
+    found = environment.search("q")
+    special = set(tokenizer.all_special_ids)
+    assert special & set(tokenizer.encode("\n".join(f"Oslo {m} is nice" for m in marks)))
+    assert not special & set(tokenizer.encode(found, add_special_tokens=False))
+    assert found.count("Oslo") == len(marks) and found.endswith("a\ufffdb \ufffd")
+
+
 def test_only_search_is_a_tool():
-    kind = search_environment(StubRetriever([]), top_k=1, max_searches=1)
+    kind = search_environment(StubRetriever([]), qwen2(), top_k=1, max_searches=1)
     public = [name for name in vars(kind) if not name.startswith("_")]
     assert sorted(public) == ["reset", "search"]
     assert "Args:" in kind.search.__doc__ and kind.search.__annotations__["query"] is str

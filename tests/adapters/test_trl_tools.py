@@ -109,7 +109,7 @@ def test_llds_ma_is_refused_where_nothing_counts_searches(tmp_path, monkeypatch)
 
 def test_the_environment_in_trls_tool_loop(tmp_path, monkeypatch):
     stub = StubRetriever(["Oslo is the capital."])
-    environment = search_environment(stub, top_k=1, max_searches=2)
+    environment = search_environment(stub, chat_tokenizer(), top_k=1, max_searches=2)
     run = trainer(tmp_path, monkeypatch, environment_factory=environment)
     run.train()
     assert set(map(tuple, stub.calls)) == {("capital",)} and len(stub.calls) == 8

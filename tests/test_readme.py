@@ -1,0 +1,94 @@
+"""The README's numbers are those of the recorded runs, and it stays a front door."""
+
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+from helpers import script
+
+from lldlib.files import read_jsonl
+from lldlib.runs.folder import Run
+from lldlib.runs.phases import find_collapse
+from lldlib.train.demo import demo_row, verdict
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ATLAS = ROOT / "data/atlas"
+ARMS = ("grpo", "llds", "grpo_best_rate")
+SETTINGS = (("grpo", "grpo", 0.001), ("llds", "llds", 0.001), ("grpo_best_rate", "grpo", 0.0002))
+SCORE, START = "eval/heldout_em", "eval/start_em"
+
+
+BEST = "method=grpo,eval_every=5,lr=0.0002,policy=half_taught,steps=40,seed=2"  # of the ladder
+
+
+@cache
+def atlas() -> dict[str, dict[int, list[dict]]]:
+    """The rows of the study's sixty runs, by arm and seed."""
+    found, gathered = defaultdict(dict), defaultdict(list)
+    for folder in (ATLAS / "main").iterdir():
+        arm, _, seed = folder.name.partition("-seed")
+        found[arm][int(seed)] = Run(folder).metrics
+    for name in ("later", "search"):
+        for _, row in read_jsonl(ATLAS / f"{name}.jsonl.gz"):
+            gathered[row["run"]].append(row)
+    found["grpo_best_rate"][2] = gathered[BEST]
+    for arm, method, rate in SETTINGS:
+        for name, rows in gathered.items():
+            own = f"method={method}," in name and f"lr={rate}," in name and ":" not in name
+            seed = int(name.rpartition("seed=")[2])
+            if own and "exam_half=test" in name and "misses" not in name and len(rows) == 40:
+                found[arm].setdefault(seed, rows)
+    return found
+
+
+def percent(arm: str) -> tuple[int, int]:
+    """The start's score and the end's, means of seeds 3 to 9."""
+    runs = [atlas()[arm][seed] for seed in range(3, 10)]
+    ends = [fmean([row[SCORE] for row in rows if SCORE in row][-2:]) for rows in runs]
+    return round(100 * atlas()[arm][10][0][START]), round(100 * fmean(ends))  # one start for all
+
+
+def test_it_is_a_front_door():
+    assert len(README.splitlines()) <= 100
+
+
+def test_the_table_of_the_answer():
+    counts = []
+    for arm in ARMS:
+        runs = atlas()[arm]
+        assert sorted(runs) == list(range(20))
+        died = [find_collapse([r["reward/mean"] for r in rows]).known for rows in runs.values()]
+        counts.append(f"{sum(known is not None for known in died)} of 20")
+    assert f"| runs that collapsed | {' | '.join(counts)} |" in README
+    ways = [f"{start} % → {end} %" for start, end in map(percent, ARMS)]
+    assert f"(seeds 3 to 9) | {' | '.join(ways)} |" in README
+
+
+def test_the_demo_s_verdict():
+    rows = [demo_row(arm, Run(ATLAS / f"demo/{arm}-seed0")) for arm in ARMS]
+    assert f"```\n{verdict(rows)}\n```" in README
+
+
+def test_the_world_of_sparks():
+    tables = script("sparks/tables.py")
+    ends = tables.ends(tables.read("runs.jsonl.gz"))
+    ends = ends[(ends["updates"] == 8) & ends["seed"].isin(tables.FINAL)]
+    beyond = (ends["hard"] > 0.5).groupby(ends["run"]).agg(["sum", "count"])
+    lp_reg = beyond[beyond.index.str.startswith("lp_reg,")]
+    assert (lp_reg["count"] == 5).all() and f"in {lp_reg['sum'].max()} of 5 runs with" in README
+    bonus = beyond.loc["grpo_entropy,entropy_coef=0.05,lr=0.0001"]
+    kept = beyond.loc[tables.KEPT.format(1, "")]
+    assert bonus["count"] == kept["count"] == 5
+    told = f"bonus does in {bonus['sum']} of 5, LLDS at weight 1 in {kept['sum']} of 5"
+    assert told in README
+
+
+def test_the_methods_are_counted():
+    """Eleven besides GRPO, LLDS and Lp-Reg: their variants and combinations are not counted."""
+    from lldlib.recipes import METHODS
+
+    kinds = {re.sub(r"_(code|fixed|response|token|ma|llds)", "", name) for name in METHODS}
+    assert len(kinds - {"grpo", "llds", "lp_reg"}) == 11
