@@ -521,3 +521,67 @@ check_divisor = exercise(
     Case(([[30, 10], [20, 0]],), 30.0, "The mean over 2 processes divides by 2 once more."),
     Case(([[6], [0], [0]],), 2.0, "A process without a preserved token divides alike."),
 )
+
+# -- notebooks 6 to 10 -----------------------------------------------------------------------------
+
+
+def check_answer(given: object, right: object, hint: str) -> Verdict:
+    """A single answer: a number, a word or a set of them; None is an open exercise."""
+    if given is None:
+        return Verdict("open", "Not filled in yet: put your answer in place of None.")
+    if given == right:
+        return Verdict("right", "Right.")
+    return Verdict("wrong", f"Not yet: {hint}")
+
+
+def check_falling(given: set[int] | None) -> Verdict:
+    """The places of the words that lose when the word of .12 is pushed down."""
+    hint = "a word gains only if its probability is above sum of squares - 0.12 = 0.26."
+    return check_answer(None if given is None else set(given), {1, 2, 3, 4, 5}, hint)
+
+
+arms = {
+    "hot": {"rate": 1e-3, "rewards": "true", "llds": 0},
+    "hot, LLDS": {"rate": 1e-3, "rewards": "true", "llds": 0.5},
+    "cooler": {"rate": 2e-4, "rewards": "true", "llds": 0},
+    "cooler, LLDS": {"rate": 2e-4, "rewards": "true", "llds": 0.5},
+    "hot, coin": {"rate": 1e-3, "rewards": "coin", "llds": 0},
+    "cooler, coin": {"rate": 2e-4, "rewards": "coin", "llds": 0},
+}
+check_controls = exercise(
+    "`function(treated, factor, arms)`: the arms that differ from `treated` in `factor` alone.",
+    Case(("hot, LLDS", "llds", arms), ["hot"], "The cooler arms differ in the rate as well."),
+    Case(("hot, coin", "rate", arms), ["cooler, coin"], "A coin's rewards must stay a coin's."),
+    Case(("cooler", "rewards", arms), ["cooler, coin"], "Only the rewards may differ."),
+    Case(("hot, LLDS", "rewards", arms), [], "No arm has LLDS and a coin: the control is missing."),
+)
+
+
+def check_late(given: int | None) -> Verdict:
+    """The batch at which a mean of ten is first under .3 of the best, after a drop at 20."""
+    return check_answer(given, 27, "how many of the ten batches must be 0 before the mean is 0.15?")
+
+
+level, lucky = [0.5, 0.4, 0.6, 0.5, 0.5] * 3, [0.3, 0.3, 0.9, 0.3, 0.3] * 2
+check_fell = exercise(
+    "`function(rewards)`: whether the mean of the last five is under half of the best such mean.",
+    Case(([*level, 0.1],), False, "One unlucky batch at the end is no fall: take a mean there."),
+    Case(([*level, 0.1, 0.1, 0.1, 0.1],), True, "The last five have a mean of 0.18."),
+    Case((lucky,), False, "One lucky batch is no level: the best must be a mean as well."),
+    Case(([0.1] * 5 + level,), False, "A rise is no fall."),
+)
+
+
+def check_search_controls(given: set[str] | None) -> Verdict:
+    """The controls of "it is good because it searches"."""
+    hint = "a control keeps all but the searching as it is; two of the four do."
+    return check_answer(None if given is None else set(given), {"b", "c"}, hint)
+
+
+check_llds_sum = exercise(
+    "`function(lost_tokens, total)`: what one micro-batch adds to the mean over the whole update.",
+    Case(([0.5, 0.0, 0.25], 3), 0.25, "All in one micro-batch: the plain mean."),
+    Case(([0.5, 0.0], 3), 1 / 6, "A micro-batch divides by the count of the whole update."),
+    Case(([0.25], 3), 1 / 12, "With the part before it must add up to 0.25."),
+    Case(([], 3), 0.0, "A micro-batch without a kept token adds nothing."),
+)

@@ -134,3 +134,44 @@ def test_a_diagnosis_is_scored(attempt, state, part):
 def test_balanced_accuracy_by_hand():
     # of "a" 1 in 3 is right, of "b" 1 in 1
     assert checks.balanced_accuracy(["a", "b", "b", "b"], ["a", "a", "a", "b"]) == 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "part"),
+    [
+        ("check_falling", {1, 2, 3, 4, 5}, {2}, "0.26"),
+        ("check_falling", [5, 4, 3, 2, 1], {0, 1, 2, 3, 4, 5}, "gains only if"),
+        ("check_late", 27, 20, "how many of the ten"),
+        ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
+    ],
+)
+def test_a_single_answer_is_open_right_or_wrong(name, right, wrong, part):
+    check = getattr(checks, name)
+    assert check(None).state == "open" and "Not filled in yet" in repr(check(None))
+    assert check(right).state == "right" and repr(check(right)) == "Right."
+    assert check(wrong).state == "wrong" and part in repr(check(wrong))
+
+
+def fell_by_single_batches(rewards, window=5):
+    return rewards[-1] < 0.5 * max(rewards)
+
+
+def fell_by_a_mean_at_the_end_alone(rewards, window=5):
+    return sum(rewards[-window:]) / window < 0.5 * max(rewards)
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt", "part"),
+    [
+        ("check_controls", lambda treated, factor, arms: ["hot", "cooler"], "rate as well"),
+        ("check_controls", lambda treated, factor, arms: list(arms), "['hot'] is right"),
+        ("check_fell", fell_by_single_batches, "take a mean there"),
+        ("check_fell", fell_by_a_mean_at_the_end_alone, "the best must be a mean"),
+        ("check_fell", lambda rewards: False, "a mean of 0.18"),
+        ("check_llds_sum", lambda lost, total: sum(lost) / len(lost), "whole update"),
+        ("check_llds_sum", lambda lost, total: sum(lost), "plain mean"),
+    ],
+)
+def test_a_wrong_function_of_notebooks_6_to_10_is_told_why(name, attempt, part):
+    verdict = getattr(checks, name)(attempt)
+    assert verdict.state == "wrong" and part in repr(verdict)
