@@ -21,6 +21,12 @@ def clean(text: str) -> str:
     return text if text.isascii() and "\0" not in text else _NO_CHARACTER.sub("\ufffd", text)
 
 
+def one_line(text: str, most: int = 200) -> str:
+    """Text of others for an error or a terminal: a line of printable characters, cut at `most`."""
+    line = "".join(c if c.isprintable() else " " for c in text[: most + 1])
+    return line if len(line) <= most else f"{line[:most]} ..."
+
+
 class Foreign(str):
     """Cleaned text that neither the policy nor this project wrote: questions, passages, answers.
 

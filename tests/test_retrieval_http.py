@@ -106,6 +106,25 @@ def test_an_answer_without_end_is_not_held(monkeypatch):
         assert asking.search(["a"], 1) == [[LIMA]] and pauses == [0.5]
 
 
+def test_what_a_service_says_is_a_line_of_printable_text_in_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            line, _ = listening.accept()
+            with line:
+                line.recv(65_536)
+                line.sendall(b"\x1b[31m no HTTP \x85 at all \x07" + b"y" * 5000 + b"\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/retrieve"
+        with pytest.raises(RetrieverError, match="no HTTP") as failure:
+            HTTPRetriever(url, RetryConfig(5.0, 1, 0.0)).search(["a"], 1)
+        thread.join()
+    said = str(failure.value)
+    assert said.isprintable() and len(said) < 400
+
+
 def test_a_service_that_has_moved_is_named_and_not_followed():
     with faulty("302", "good") as server:
         with pytest.raises(RetrieverError, match=r"status 302 .*/retrieve: give that address"):

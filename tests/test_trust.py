@@ -4,10 +4,12 @@ import pytest
 from helpers import script
 from small_tokenizers import qwen2
 
+from lldlib.retrieval import client
 from lldlib.rollout.loop import Rollout, TokenText
 from lldlib.world.protocol import Action
 
 transcripts = script("trust/transcripts.py")
+service = script("trust/service.py")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -36,3 +38,18 @@ def test_the_trial_sees_a_passage_that_is_read_for_tags(monkeypatch):
     wrong = [fault for seed in range(4) for fault in transcripts.check(qwen2(), seed)[1]]
     assert any("in place of" in fault for fault in wrong)
     assert any("another reward" in fault for fault in wrong)
+
+
+def test_a_service_that_breaks_gives_no_wrong_passage(monkeypatch):
+    monkeypatch.setattr(service, "bomb", lambda: b"\x1f\x8b" + b" " * 1000)
+    monkeypatch.setattr(client, "MOST", 2_000_000)  # so that "endless" ends soon
+    ways, wrong = service.trial(60, seed=3)
+    assert wrong == [] and ways.total() == 60
+    assert {way for _, way in ways} == {"found", "error"}
+
+
+def test_the_trial_sees_a_wrong_passage(monkeypatch):
+    real = client.read_answer
+    monkeypatch.setattr(client, "read_answer", lambda data, n: real(data, n)[:1] * n)
+    _, wrong = service.trial(12, seed=3)
+    assert any("found [[" in fault for fault in wrong)

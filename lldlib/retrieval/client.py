@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from lldlib.files import clean
+from lldlib.files import clean, one_line
 from lldlib.retrieval.passages import Hit, Passage, RetrieverError, ScoredRetriever, check_k
 
 logger = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ class HTTPRetriever(ScoredRetriever):
             try:
                 found = read_answer(self._post(body), len(queries))
             except Refused as error:
-                reason = str(error)
+                reason = one_line(str(error))
                 if error.status < 500 and error.status not in TRY_LATER:
                     raise RetrieverError(f"{self.url} refused the request: {reason}") from error
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = one_line(f"{type(error).__name__}: {error}")
             else:
                 self._down = False
                 return [hits[:k] for hits in found]
