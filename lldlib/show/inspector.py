@@ -59,6 +59,7 @@ class Update(Protocol):
 class StepInspector(ipywidgets.HTML):
     """One update token by token: what it read, what each token's loss is, and what the step did.
 
+    Trajectories of positive advantage come first, then negative ones, then those without any.
     Painted by the gradient of the loss in a token's log-prob, by the update's change of it, by the
     log-prob, by LLDS's gate or by the clip. The panel below writes out the loss of the token under
     the mouse, or the one reached with Tab: plain HTML and CSS, which needs no kernel. `height` is
@@ -71,7 +72,7 @@ class StepInspector(ipywidgets.HTML):
     def __init__(self, update: Update, height: int):
         rows = [
             (f"{row.question} (reward {row.reward:g}, A = {row.advantage:+.3f})", row.tokens)
-            for row in update.rows
+            for row in sorted(update.rows, key=lambda row: (not row.advantage, -row.advantage))
         ]
         steps = [t for row in update.rows for t in row.tokens if isinstance(t, TokenStep)]
         pull = signed("gradient", "gradient of the loss in the log-prob", _limit(steps, "gradient"))

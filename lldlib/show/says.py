@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lldlib.runs.folder import Run
-from lldlib.show.tokens import LOGP, TokenView, page_token, record_tokens, token_tip
+from lldlib.show.tokens import LOGP, TokenView, page_token, record_tokens
 
 Record = Mapping[str, Any]
 
@@ -90,7 +90,7 @@ def _episode(record: Record) -> str:
     except ValueError:  # tokens that are no words: the text alone
         turns = (turn["text"] for turn in record["turns"] if turn["role"] != "prompt")
         return title + html.escape(" ".join(turns))
-    return title + " ".join(page_token(token, (LOGP,), token_tip(token)) for token in tokens)
+    return title + " ".join(page_token(token, (LOGP,)) for token in tokens)
 
 
 def _of(records: Sequence[Record], step: int) -> list[Record]:

@@ -53,7 +53,9 @@ def spiral_page(runs: Sequence[Run], *, play: bool = False) -> str:
     run that has logged no batch.
     """
     data, every = _data(runs, play), 1
-    while len(page := _page(data)) > LIMIT and any(len(arm["steps"]) > 2 for arm in data["arms"]):
+    while len((page := _page(data)).encode()) > LIMIT and any(
+        len(arm["steps"]) > 2 for arm in data["arms"]
+    ):
         every *= 2
         data["arms"] = [_thinned(arm, every) for arm in data["arms"]]
         data["notes"] = f"{_told(data['arms'])} Answers are those of every {every} batches."

@@ -32,7 +32,7 @@ from lldlib.types import Episode, TokenInfo
 # a colouring is chosen where tokens are shown, so it can be had from here too
 __all__ = ["CHANGE", "GATE", "LOGP", "NO", "NONE", "PROTECTION", "YES", "TokenView"]
 __all__ += ["episode_tokens", "paint", "record_tokens", "signed", "token_figure", "token_page"]
-__all__ += ["token_panel", "token_tip"]
+__all__ += ["page_token", "token_panel", "token_tip"]
 LETTERS = 76  # of a line of the figure; more do not fit in its width
 LINE, TURN, GAP = 1.0, 1.25, 1.6  # line pitch, turn pitch (lines); space after a word (letters)
 MARGIN = 15  # letters left of the text, for the role
@@ -205,24 +205,12 @@ def token_page(
     )
     body = "".join(
         f'<div class="title">{html.escape(title)}</div>'
-        + " ".join(page_token(t, known, tip(t)) for t in tokens)
+        + " ".join(page_token(t, known, tip) for t in tokens)
         for title, tokens in rows
     )
     sheet = style.replace("HEIGHT", str(height)).replace("ID", name)
     bar = f'<div class="bar" role="radiogroup" aria-label="colour by">{buttons}{legends}</div>'
     return f'<style>{sheet}</style><div class="{name} token-view">{bar}{body}</div>'
-
-
-def page_token(token: TokenInfo, known: Iterable[Colouring], said: str) -> str:
-    """A token as HTML, with its colours as variables of CSS, and `said` as its tip."""
-    text = html.escape(token.text)
-    if token.role != "action":
-        author = "retrieved or said by the environment" if token.role == "environment" else "prompt"
-        return f'<span class="e" title="{author}: the policy did not choose it">{text}</span>'
-    colours = ((by.number, *paint(token, by)) for by in known)
-    style = "".join(f"--{name}-bg:{face};--{name}-ink:{ink};" for name, face, ink in colours)
-    tip = f'<span class="tip">{html.escape(said)}</span>'
-    return f'<span class="t" tabindex="0" style="{style}">{text}{tip}</span>'
 
 
 def token_tip(token: TokenInfo) -> str:
@@ -237,3 +225,17 @@ def token_tip(token: TokenInfo) -> str:
     if token.protected is not None:
         lines.append(f"Lp-Reg: {'protected' if token.protected else 'not protected'}")
     return "\n".join(lines)
+
+
+def page_token(
+    token: TokenInfo, known: Iterable[Colouring], tip: Callable[[TokenInfo], str] = token_tip
+) -> str:
+    """A token as HTML, with its colours as variables of CSS and its numbers as a tip."""
+    text = html.escape(token.text)
+    if token.role != "action":
+        author = "retrieved or said by the environment" if token.role == "environment" else "prompt"
+        return f'<span class="e" title="{author}: the policy did not choose it">{text}</span>'
+    colours = ((by.number, *paint(token, by)) for by in known)
+    style = "".join(f"--{name}-bg:{face};--{name}-ink:{ink};" for name, face, ink in colours)
+    box = f'<span class="tip">{html.escape(tip(token))}</span>'
+    return f'<span class="t" tabindex="0" style="{style}">{text}{box}</span>'
