@@ -23,6 +23,7 @@ def script(monkeypatch):
     return load
 
 
+@pytest.mark.long
 def test_the_suspects_are_those_of_the_gathered_runs(script):
     controls = script("atlas/controls.py")
     with (DATA / "atlas/suspects.csv").open(encoding="utf-8") as file:
