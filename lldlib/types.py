@@ -115,6 +115,26 @@ class TokenInfo:
 
 
 @dataclass(frozen=True)
+class TokenStep(TokenInfo):
+    """One token that the policy chose, in one update; here `change` is by this update alone.
+
+    Its loss is policy_share * policy + lambda * llds_share * charge + other terms. `gate_open` is
+    None on a row that LLDS does not keep. Log-probs, charge and loss are in nats.
+    """
+
+    now: float = 0.0  # log-prob right before the update
+    advantage: float = 0.0  # as the policy term reads it
+    ratio: float = 1.0  # of the new to the old policy
+    clipped: bool = False  # the clip leaves no gradient
+    policy: float = 0.0  # the token's policy term
+    policy_share: float = 0.0  # its part in the mean
+    charge: float = 0.0  # LLDS's, before lambda; LLDS-MA's weight is in it
+    llds_share: float = 0.0  # its part in LLDS's mean
+    gradient: float = 0.0  # of the whole loss in `now`
+    gradients: tuple[tuple[str, float], ...] = ()  # of each term, weighted, by its name
+
+
+@dataclass(frozen=True)
 class Batch:
     """Padded rollouts; rows of one problem share a `group` number. See the module's legend."""
 

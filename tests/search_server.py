@@ -3,15 +3,16 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FaultyServer(ThreadingHTTPServer):
     """Meets request number n by `script[n]`, and every later one by the last of the script.
 
-    "good" finds one passage per query; a status code, "hang", "cut" (dies within its answer) and
-    any other text, sent as it is, are failures.
+    "good" finds one passage per query; a status code, "hang", "cut" (dies within its answer),
+    "drip" and "drip head" (a byte now and then, in its answer or its header), "endless" and any
+    other text, sent as it is, are failures. Status 302 sends to the server itself.
     """
 
     daemon_threads = True
@@ -34,11 +35,25 @@ class _Handler(BaseHTTPRequestHandler):
         kind = script[min(len(served), len(script)) - 1]
         if kind == "hang":
             self.server.release.wait(60)
+        elif kind in ("drip", "drip head", "endless"):
+            self._go_on(kind)
+        elif kind == "302":
+            self.send_response(302)
+            self.send_header("Location", self.server.url)
+            self.end_headers()
         elif kind.isdigit():
             self.send_error(int(kind))
         else:
             answer = good_answer(served[-1]) if kind == "good" else kind
             self._send(answer.encode(), cut=kind == "cut")
+
+    def _go_on(self, kind: str) -> None:
+        head = "HTTP/1.1 200 OK\r\n" if kind == "drip head" else "HTTP/1.1 200 OK\r\n\r\n"
+        self.wfile.write(head.encode())
+        piece, pause = (b" " * 1_000_000, 0) if kind == "endless" else (b"X", 0.02)
+        with suppress(OSError):  # until the client has had enough
+            while not self.server.release.wait(pause):
+                self.wfile.write(piece)
 
     def _send(self, answer: bytes, cut: bool) -> None:
         self.send_response(200)

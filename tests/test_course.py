@@ -1,10 +1,12 @@
 """What the notebooks of the course import, and the loop that notebook 3 writes."""
 
+import csv
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+from helpers import script
 
 from lldlib import course
 from lldlib.losses import aggregate, group_advantages, preserved_mask
@@ -90,6 +92,18 @@ def test_the_graders_are_those_beside_the_notebooks():
     import exercises
 
     assert course.checks is exercises
+
+
+def test_the_map_is_what_the_recorded_runs_say():
+    for name in ("collect", "ends"):
+        script(f"atlas/{name}.py")
+    made = script("atlas/map.py")
+    with (made.HERE / "map.csv").open(encoding="utf-8") as file:
+        written = list(csv.reader(file))
+    assert written == [list(map(str, row)) for row in [made.HEAD, *made.lines()]]
+    grpo = [row for row in written if row[:6] == ["40", "0.0", "0.0002", "16", "20", "0.0"]]
+    ends = [f"{float(row[8]):.2f}" for row in grpo[:3]]  # seeds 0 to 2, as on settings.md
+    assert ends == ["0.78", "0.89", "0.93"]
 
 
 # -- the loop of notebook 3 ------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The graders of the notebooks' exercises: what they call right, wrong and open, and why."""
 
+import math
+
 import exercises as checks
 import pytest
 
@@ -48,6 +50,49 @@ def order(onsets):
     ],
 )
 def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
+    verdict = getattr(checks, name)(attempt)
+    assert verdict.state == state and part in repr(verdict)
+
+
+def window(rewards):
+    means = [sum(rewards[t : t + 4]) / 4 for t in range(len(rewards) - 3)]
+    return len(means) > 1 and means[-1] < 0.3 * max(means[:-1])
+
+
+RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt", "state", "part"),
+    [
+        # notebooks 1 to 5
+        ("check_dead", lambda rewards: rewards[-1] == 0, "wrong", "nearly nothing"),
+        ("check_dead", lambda rewards: min(rewards) < 0.05, "wrong", "A single bad batch"),
+        ("check_dead", window, "right", "all 4"),
+        ("check_one_difference", None, "open", "Not filled in yet"),
+        ("check_one_difference", {"method": "GRPO"}, "wrong", "say its rate, start, seed"),
+        ("check_one_difference", RUN | {"method": "LLDS"}, "wrong", "it has LLDS too"),
+        ("check_one_difference", RUN | {"rate": 2e-4, "seed": 1}, "wrong", "in rate and seed"),
+        ("check_one_difference", RUN, "right", "in nothing else"),
+        ("check_loose_reward", "Lima and Rome", "wrong", "1 on 2 of 5"),
+        ("check_loose_reward", "Quito, Oslo, Cairo, Rome, Lima", "right", "on all five"),
+        ("check_least_advantage", [1, 1, 1, 1, 1], "wrong", "every advantage is 0"),
+        ("check_least_advantage", [1, 0, 0, 0, 0], "wrong", "has 1.79 there"),
+        ("check_least_advantage", [2, 0, 0, 0, 0], "wrong", "each 0 or 1"),
+        ("check_least_advantage", [1, 1, 0, 1, 1], "right", "0.45, the wrong one -1.79"),
+        ("check_token_loss", lambda new, old, A: -math.exp(new - old) * A, "wrong", "past 1.2"),
+        ("check_paid", lambda logps: [0.0 for _ in logps], "wrong", "when written"),
+        ("check_blind_gate", [-0.5, 0.0, 0.25, 0.0], "wrong", "the response gate opens too"),
+        ("check_blind_gate", [-0.5, 0.75, 0.25, 0.0], "wrong", "nobody pays at all"),
+        ("check_blind_gate", [-0.5, 0.0, 1.0, 0.0], "right", "charges 0.5"),
+        ("check_pays", lambda old, new: [0.0 for _ in old], "wrong", "its falling token pays"),
+        ("check_control_pair", (2, 3), "wrong", "in LLDS and in the rate"),
+        ("check_control_pair", (1, 4), "wrong", "which run moves as far"),
+        ("check_control_pair", (4, 3), "right", "equally far"),
+        ("check_verdict", lambda grpo, llds: "ahead", "wrong", "4.30 standard errors"),
+    ],
+)
+def test_a_verdict_of_the_course_says_how_to_go_on(name, attempt, state, part):
     verdict = getattr(checks, name)(attempt)
     assert verdict.state == state and part in repr(verdict)
 

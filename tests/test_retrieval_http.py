@@ -90,15 +90,34 @@ def test_a_service_that_hangs_is_given_up():
         assert pauses == [0.5]
 
 
-def test_a_service_that_answers_too_slowly_is_given_up(monkeypatch):
-    with faulty("good") as server:
-        asking, _ = client(server)
-        clock = iter(range(0, 10_000, 50))
-        monkeypatch.setattr(client_module.time, "monotonic", lambda: next(clock))
-        with pytest.raises(RetrieverError, match=r"no whole answer within 10\.0 s"):
-            HTTPRetriever(server.url, RetryConfig(10.0, 1, 0.5)).search(["a"], 1)
-        monkeypatch.undo()
-        assert asking.search(["a"], 1) == [[LIMA]]
+@pytest.mark.parametrize("kind", ["drip", "drip head"])
+def test_a_service_that_answers_too_slowly_is_given_up(kind):
+    """Each byte comes in time, and the whole does not."""
+    with faulty(kind, "good") as server:
+        with pytest.raises(RetrieverError, match=r"no whole answer within 0\.2 s"):
+            HTTPRetriever(server.url, RetryConfig(0.2, 1, 0.5)).search(["a"], 1)
+        assert client(server)[0].search(["a"], 1) == [[LIMA]]
+
+
+def test_an_answer_without_end_is_not_held(monkeypatch):
+    monkeypatch.setattr(client_module, "MOST", 5_000_000)
+    with faulty("endless", "good") as server:
+        asking, pauses = client(server)
+        assert asking.search(["a"], 1) == [[LIMA]] and pauses == [0.5]
+
+
+def test_a_service_that_has_moved_is_named_and_not_followed():
+    with faulty("302", "good") as server:
+        with pytest.raises(RetrieverError, match=r"status 302 .*/retrieve: give that address"):
+            client(server)[0].search(["a"], 1)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hosts", "ftp://a/b", "http:///x", "127.0.0.1:80"])
+def test_what_is_no_address_is_one_line(url):
+    with pytest.raises(ValueError, match="is no address of a search service") as refusal:
+        HTTPRetriever(url, CALM)
+    assert "\n" not in str(refusal.value)
 
 
 def test_no_service_at_all(monkeypatch):

@@ -7,50 +7,19 @@ import json
 import re
 
 import pytest
+from PIL import Image
+from recorded import ASKED, made, record, turn
 
 from lldlib.cli import main
-from lldlib.recipes import train_config
-from lldlib.runs.folder import Run, RunWriter
+from lldlib.config import data_dir
+from lldlib.runs.folder import Run
 from lldlib.show import spiral
 from lldlib.show.colouring import LOGP, paint
 from lldlib.show.spiral import save_spiral, spiral_page
 from lldlib.show.widgets import SpiralView
-from lldlib.train.run import describe
 from lldlib.types import TokenInfo
 
 EVIL = "</script><script>alert(1)</script><!-- {{DATA}} & \"'"
-ASKED = {"where ?": "Rome", "who ?": "Ada"}
-
-
-def turn(role: str, text: str, *logp: float) -> dict:
-    return {"role": role, "text": text, "logp": list(logp)}
-
-
-def record(question: str, answer: str | None, *turns: dict) -> dict:
-    right = answer == ASKED.get(question)
-    stop = "token_budget" if answer is None else "answer"
-    known = {"question": question, "answers": [ASKED.get(question, "x")], "answer": answer}
-    turns = turns or (turn("action", f"<answer> {answer} </answer>", -0.5, -0.123, 0.0),)
-    return known | {"reward": float(right), "stop": stop, "turns": list(turns)}
-
-
-def made(
-    folder, method="grpo", batches=3, seed=0, *, asked=True, last=None, logged=0, **own
-) -> Run:
-    """A recorded run of a few batches that answers all right, but for `last` at the end."""
-    config = train_config(method, seed, **{"steps": batches} | own)
-    writer = RunWriter.create(folder, describe(config))
-    for step in range(batches):
-        row = {"reward/mean": 0.5 - 0.1 * step, "probe/logp": -0.6 - step, "grad/norm": 2.0}
-        writer.metrics(step, row | {"policy/entropy": 0.7, "likelihood/correct": -0.3})
-        for _ in range(logged):
-            writer.rollout(step, record("in training ?", "x"))
-    for step in range(batches + 1) if asked else ():
-        for question, right in ASKED.items():
-            said = (last or {}).get(question, right) if step == batches else right
-            writer.question(step, record(question, said))
-    writer.close()
-    return Run(folder)
 
 
 def data(page: str) -> dict:
@@ -208,3 +177,20 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="no runs"):
         save_spiral([], path)
     assert path.read_bytes() == before
+
+
+def test_the_recorded_page_and_picture_are_those_of_the_recorded_runs():
+    """Made anew by data/atlas/spiral.py wherever the page or the runs change."""
+    atlas = data_dir() / "atlas"
+    arms = ("grpo", "llds", "grpo_best_rate")
+    runs = [Run(atlas / "demo" / f"{arm}-seed0") for arm in arms]
+    assert (atlas / "spiral.html").read_text(encoding="utf-8") == spiral_page(runs)
+    with Image.open(atlas / "spiral.gif") as picture:
+        assert picture.n_frames == 26  # the start, and after each of 25 batches
+    assert (atlas / "spiral.gif").stat().st_size <= 3e6
+
+
+def test_the_demo_records_its_questions():
+    for run in map(Run, sorted((data_dir() / "atlas/demo").iterdir())):
+        assert [row["step"] for row in run.questions] == [n for n in range(26) for _ in range(6)]
+        assert run.config["questions_every"] == 1 and len(run.metrics) == 25

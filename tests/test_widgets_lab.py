@@ -1,7 +1,9 @@
 """The live lab on a run without a model: what the buttons do, and that the kernel stays free."""
 
 import asyncio
+import base64
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,6 +16,7 @@ from lldlib.config import train_config_from
 from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.lab import LiveLab
+from lldlib.show.steering import remedies
 from lldlib.train.run import TrainingRun, describe
 
 WAIT = 600  # seconds after which a test that hangs gives up
@@ -426,6 +429,188 @@ def test_a_preset_sets_the_other_knobs(lab):
     assert len(asked) == 2
 
 
+@pytest.fixture
+def arms(tmp_path, monkeypatch) -> LiveLab:
+    """Two arms under their names."""
+    monkeypatch.setattr("lldlib.show.views.lab_figure", sketch)
+    names = {"GRPO": "grpo", "GRPO + LLDS": "llds"}
+    return LiveLab({name: FakeRun.new(tmp_path / out, steps=6) for name, out in names.items()})
+
+
+def test_arms_stand_under_their_names_and_go_side_by_side(arms):
+    arms.step(2)
+    assert batches(arms) == {"GRPO": 2, "GRPO + LLDS": 2}
+    assert "GRPO: 2 of 6 batches" in arms.status.value and "+ LLDS: 2 of" in arms.status.value
+    arms.chosen.value = "GRPO + LLDS"
+    arms.branch(0)
+    assert list(arms.runs) == ["GRPO", "GRPO + LLDS", "B"] and arms.chosen.value == "B"
+    assert arms.runs["B"].out.name == "llds-branch1"
+
+
+def test_every_knob_names_its_run_and_goes_to_it(arms):
+    """A knob that is still on its way when another run is chosen reaches the one it names."""
+    panels = arms.bar.knobs
+    for name, panel in panels.items():
+        assert all(part.description.endswith(f" of {name}") for part in panel.parts.values())
+    assert arms.bar._shelf.children == (panels["GRPO"],)
+    arms.chosen.value = "GRPO + LLDS"
+    assert arms.bar._shelf.children == (panels["GRPO + LLDS"],)
+
+    async def scene():
+        panels["GRPO"].parts["method"].value = "llds"
+        await until(lambda: not arms._doing)
+
+    asyncio.run(scene())
+    assert [run.config.method for run in arms.runs.values()] == ["llds", "grpo"]
+
+
+def test_compare_says_how_every_arm_ends(arms):
+    arms.runs["GRPO + LLDS"].config = train_config("llds", 0, steps=12)
+    arms.runs["GRPO"].config = train_config("grpo", 0, steps=12)
+    arms.step(12)
+    assert arms.table.value == ""
+    arms.view.value = "Compare"
+    cells = re.findall(r">([^<>]+)</t[hd]>|<b>([^<>]+)</b>", arms.table.value)
+    words = [one or other for one, other in cells][6:]
+    assert words[:5] == ["GRPO", "12", "0.40", "0.40", "0.40"] and words[5] == "lives"
+    assert words[6:11] == ["GRPO + LLDS", "12", "0.50", "0.50", "0.50"]
+    assert 'style="color:#D55E00">GRPO<' in arms.table.value
+    assert 'style="color:#0072B2">GRPO + LLDS<' in arms.table.value
+
+
+REMEDIES = ["nothing changed", "LLDS on", "a fifth of the rate", "more rows per update"]
+
+
+def test_a_rescue_trains_a_branch_for_each_remedy(lab):
+    lab.step(3)
+    lab.rescue(batches=2)
+    assert list(lab.rescued) == REMEDIES and lab.view.value == "Rescue"
+    assert batches(lab) == {"A": 3}  # the run itself waits
+    runs = [Run(run.out) for run in lab.rescued.values()]
+    assert [run.path.name for run in runs] == [f"run-rescue{n}" for n in (1, 2, 3, 4)]
+    rewards = [run.column("reward/mean") for run in runs]
+    assert rewards == [[0.4] * 5, [0.4] * 3 + [0.5] * 2, [0.4] * 5, [0.4] * 5]
+    first, llds, cooler, rows = (run.config for run in lab.rescued.values())
+    assert replace(first, steps=6) == lab.runs["A"].config and first.steps == 5
+    assert llds.loss.llds_coef == SHUFFLED.weights["llds_coef"] and llds.method == "llds"
+    assert cooler.lr == pytest.approx(lab.runs["A"].config.lr / 5)
+    assert rows.updates_per_batch == lab.runs["A"].config.updates_per_batch // 4
+    assert all(name in lab.table.value for name in REMEDIES)
+    lab.rescue(0, batches=1)
+    assert lab.rescued["LLDS on"].out.name == "run-rescue6"
+    with pytest.raises(ValueError, match="give at least 1"):
+        lab.rescue(0, batches=0)
+
+
+def test_a_rescue_starts_from_the_settings_at_its_checkpoint():
+    llds = train_config("llds", 0, updates_per_batch=1)
+    assert list(remedies(llds)) == ["nothing changed", "a fifth of the rate"]
+    assert remedies(train_config("grpo", 0))["nothing changed"] == {}
+
+
+def test_the_button_rescues_and_pause_ends_it_after_its_batch(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(2))
+    lab.step(2)
+
+    async def scene():
+        lab.bar.batches.value = 3
+        lab.bar.buttons["rescue"].click()
+        lab.bar.buttons["rescue"].click()
+        others = [part for part in controls(lab) if part is not lab.bar.buttons["play"]]
+        assert all(part.disabled for part in others) and not lab.bar.buttons["play"].disabled
+        assert lab.bar.buttons["play"].description == "Pause"
+        assert "working: rescuing A" in lab.status.value and "paused" not in lab.status.value
+        await until(lambda: len(lab.rescued) == 4)
+        FakeRun.gate.release(4)
+        await until(lambda: "nothing changed: 3 of 5" in lab.status.value)
+        lab.bar.buttons["play"].click()
+        FakeRun.gate.release(4)  # the round that is going is whole
+        await until(lambda: "paused" in lab.status.value)
+
+    asyncio.run(scene())
+    assert {len(Run(run.out).metrics) for run in lab.rescued.values()} == {4}
+    assert batches(lab) == {"A": 2} and not any(part.disabled for part in controls(lab))
+    assert len(list(lab.runs["A"].out.parent.glob("run-rescue*"))) == 4  # two clicks, one rescue
+
+
+def test_a_rescue_stops_when_its_page_is_closed(lab, monkeypatch):
+    monkeypatch.setattr("lldlib.show.lab.PING", 0.0)
+    monkeypatch.setattr("lldlib.show.lab.UNHEARD", 4)
+    lab.pulse.value += 1  # a page has shown it
+
+    async def scene():
+        lab.bar.batches.value = 50
+        lab.bar.buttons["rescue"].click()
+        await until(lambda: not lab._doing)
+
+    asyncio.run(scene())
+    assert {len(Run(run.out).metrics) for run in lab.rescued.values()} < {0, 1, 2}
+
+
+def test_the_lab_shows_a_ghost_while_its_runs_open(tmp_path, monkeypatch):
+    """Nothing is steered before the model is there; a cell that asks for a step waits for it."""
+    seen, gate = [], threading.Semaphore(0)
+    ghost = Run(FakeRun.new(tmp_path / "ghost").out)
+
+    def seeing(runs, *, ghost, width):
+        seen.append((list(runs), ghost))
+        return sketch(runs)
+
+    def make():
+        assert gate.acquire(timeout=WAIT)
+        return FakeRun.new(tmp_path / "run", steps=6)
+
+    monkeypatch.setattr("lldlib.show.views.lab_figure", seeing)
+
+    async def scene():
+        lab = LiveLab(make, ghost=ghost)
+        assert seen == [([], ghost)] and lab.curves.value.startswith(b"\x89PNG")
+        assert "working: loading the model" in lab.status.value
+        assert all(part.disabled for part in controls(lab))
+        gate.release()
+        lab.step()
+        await until(lambda: not lab.bar.buttons["play"].disabled)
+        return lab
+
+    lab = asyncio.run(scene())
+    assert batches(lab) == {"A": 1} and "paused | A: 1 of 6" in lab.status.value
+    assert seen[-1] == (["A"], ghost)
+
+
+def test_the_picture_follows_the_width_of_the_page_and_says_what_it_shows(tmp_path, monkeypatch):
+    widths = []
+
+    def seeing(runs, *, ghost, width):
+        widths.append(width)
+        return sketch(runs)
+
+    monkeypatch.setattr("lldlib.show.views.lab_figure", seeing)
+    lab = LiveLab(FakeRun.new(tmp_path / "run", steps=6))
+    for pixels in (361, 379, 20, 5000):
+        lab.curves.width = pixels
+    assert widths == [8.5, 3.6, 3.6, 2.8, 11.0]
+    lab.step()
+    assert "A: 1 batches, mean reward 0.40 at the start" in lab.curves.alt
+    assert lab._repr_mimebundle_()["image/png"] == base64.b64encode(lab.curves.value).decode()
+
+
+def test_a_view_changes_while_a_batch_is_going(lab, monkeypatch):
+    monkeypatch.setattr(FakeRun, "gate", threading.Semaphore(0))
+
+    async def scene():
+        lab.play()
+        await until(lambda: lab.runs["A"].threads)
+        lab.view.value = "Compare"
+        await until(lambda: "too early to say" in lab.table.value)
+        assert not batches(lab)["A"]
+        lab.pause()
+        FakeRun.gate.release()
+        await lab._task
+        assert "<td>1</td>" in lab.table.value
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("policy", ["tiny", "half_taught"])
 def test_a_preset_has_the_weight_of_the_runs_world(tmp_path, policy):
     lab = LiveLab(FakeRun.new(tmp_path / "run", policy=policy))
@@ -452,3 +637,24 @@ def test_it_steers_a_training_run(tmp_path, micro):
     lab.rewind(0)
     assert batches(lab) == {"A": 2, "B": 0}
     assert lab.runs["B"].config.method == "llds"  # the knob is in the checkpoint
+
+
+def test_it_rescues_a_training_run(tmp_path, micro):
+    """The unchanged branch is the run itself, to the last bit; the remedies part from it."""
+    more = {"steps": 3, "updates_per_batch": 4, "problems": 16, "group_size": 4}  # mixed groups
+    config = train_config("grpo", 0, recipe=WORLD, **micro | more)
+    lab = LiveLab(TrainingRun(config, tmp_path / "run"))
+    lab.step()
+    lab.rescue(batches=2)
+    lab.step(2)
+    (alone, *others) = [Run(run.out) for run in lab.rescued.values()]
+    run = Run(lab.runs["A"].out)
+    assert untimed(alone) == untimed(run) and len(untimed(run)) == 3
+    assert all(untimed(other)[:1] == untimed(run)[:1] for other in others)
+    assert all(untimed(other)[2] != untimed(run)[2] for other in others)
+    (llds,) = [e for e in others[0].events if e["kind"] == "knob"]
+    assert (llds["step"], llds["method"]) == (1, "llds")
+
+
+def untimed(run: Run) -> list[dict]:
+    return [{k: v for k, v in r.items() if not k.startswith("time/")} for r in run.metrics]

@@ -168,7 +168,7 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
         "ratio_cap": config.ratio_cap,
         "ratio_limit": config.ratio_limit,
     }
-    advantages = _scaled_advantages(config, x)
+    advantages = scaled_advantages(config, x)
     term = policy_gradient(
         x.logp, x.old_logp, advantages, x.action_mask, level=config.ratio_level, **clip
     )
@@ -195,7 +195,8 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
     return action_mean(term, config, x, counts), stats
 
 
-def _scaled_advantages(config: LossConfig, x: LossInputs) -> Float[Tensor, "B T"]:
+def scaled_advantages(config: LossConfig, x: LossInputs) -> Float[Tensor, "B T"]:
+    """(B, T) advantages as the policy term reads them: negative ones by weight and NTHR."""
     advantages = x.advantages[:, None].expand(x.logp.shape)
     weight = x.negative_token_weights if config.nthr else 1.0
     return torch.where(advantages < 0, config.negative_weight * weight * advantages, advantages)

@@ -8,17 +8,30 @@ quotes, the rest is the text.
 import http.client
 import json
 import logging
+import socket
+import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from lldlib.files import clean
 from lldlib.retrieval.passages import Hit, Passage, RetrieverError, ScoredRetriever, check_k
 
 logger = logging.getLogger(__name__)
 TRY_LATER = (408, 425, 429)  # of the status codes below 500, those that may pass
+MOST = 64_000_000  # bytes of an answer
+KINDS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+
+
+class Refused(Exception):
+    """The service answered with a status that is no answer."""
+
+    def __init__(self, status: int, reason: str, location: str | None):
+        moved = f", which sends to {location}: give that address" if location else ""
+        super().__init__(f"status {status} {reason}{moved}")
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -40,8 +53,17 @@ class HTTPRetriever(ScoredRetriever):
     def __init__(
         self, url: str, config: RetryConfig, sleep: Callable[[float], object] = time.sleep
     ) -> None:
-        """`url` is the whole address, such as http://127.0.0.1:8000/retrieve."""
+        """`url` is the whole address, such as http://127.0.0.1:8000/retrieve.
+
+        It is asked directly, not through a proxy; ValueError for what is no such address.
+        """
         self.url, self.config, self._sleep = url, config, sleep
+        self._place = urlsplit(url)
+        if self._place.scheme not in KINDS or not self._place.hostname:
+            raise ValueError(
+                f"{url} is no address of a search service: give one such as "
+                "http://127.0.0.1:8000/retrieve"
+            )
         self._down = False
 
     def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
@@ -61,10 +83,9 @@ class HTTPRetriever(ScoredRetriever):
                 self._sleep(self.config.backoff * 2 ** (attempt - 1))
             try:
                 found = read_answer(self._post(body), len(queries))
-            except urllib.error.HTTPError as error:
-                reason = f"status {error.code} {error.reason}"
-                error.close()
-                if error.code < 500 and error.code not in TRY_LATER:
+            except Refused as error:
+                reason = str(error)
+                if error.status < 500 and error.status not in TRY_LATER:
                     raise RetrieverError(f"{self.url} refused the request: {reason}") from error
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -76,17 +97,48 @@ class HTTPRetriever(ScoredRetriever):
         raise RetrieverError(f"{self.url} is down after {attempts} attempts ({reason})")
 
     def _post(self, body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url, data=body, headers=headers)
-        timeout = self.config.timeout
-        end, parts = time.monotonic() + timeout, []
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            # by pieces: the socket's time-out starts anew with every byte of a slow answer
-            while part := response.read1(65_536):
-                parts.append(part)
-                if time.monotonic() > end:
-                    raise TimeoutError(f"no whole answer within {timeout} s")
-        return b"".join(parts)
+        place, timeout = self._place, self.config.timeout
+        connection = KINDS[place.scheme](place.hostname, place.port, timeout=timeout)
+        late = threading.Event()
+        try:
+            connection.connect()
+            line = connection.sock  # the connection forgets it when it hands it to the answer
+
+            def give_up() -> None:
+                late.set()
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
+            # the socket's own time-out starts anew with every byte of a slow answer
+            timer = threading.Timer(timeout, give_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                data = self._ask(connection, body)
+            finally:
+                timer.cancel()
+        except (OSError, http.client.HTTPException):
+            if not late.is_set():
+                raise
+        finally:
+            connection.close()
+        if late.is_set():
+            raise TimeoutError(f"no whole answer within {timeout} s")
+        return data
+
+    def _ask(self, connection: http.client.HTTPConnection, body: bytes) -> bytes:
+        path = self._place.path or "/"
+        target = f"{path}?{self._place.query}" if self._place.query else path
+        connection.request("POST", target, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise Refused(response.status, response.reason, response.getheader("Location"))
+        data = response.read(MOST + 1)
+        if len(data) > MOST:
+            raise ValueError(f"an answer of over {MOST / 1e6:g} MB")
+        if response.length:  # what its header promised and did not come
+            raise http.client.IncompleteRead(data[:0], response.length)
+        return data
 
 
 def read_answer(data: bytes, queries: int) -> list[list[Hit]]:

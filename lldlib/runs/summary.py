@@ -142,6 +142,8 @@ def share_interval(hits: int, total: int) -> tuple[float, float]:
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), p = hits/n, n = total, z = 1.96.
     Raises ValueError unless 0 <= hits <= total and total > 0.
     """
+    from scipy.stats import binomtest  # a second to load, which all else here can do without
+
     if not 0 <= hits <= total or total == 0:
         raise ValueError(f"{hits} of {total} is no share: give 0 <= hits <= total, total over 0")
     from scipy.stats import binomtest  # takes seconds to import, and few readers need it

@@ -34,8 +34,10 @@ STYLE = """<style>
 .lab-fates th, .lab-fates td {padding: 0 10px; text-align: right; border-bottom: 1px solid #ddd}
 .lab-fates th[scope=row] {text-align: left}
 .live-lab p {font: 13px/1.5 sans-serif; margin: 4px 0}
-.lab-says {font: 13px/1.6 sans-serif}
-@media (max-width: 600px) {.lab-bar {position: static} .lab-top {position: sticky; top: 0}}
+@media (max-width: 600px) {
+  .lab-bar {display: contents}
+  .lab-top {position: sticky; top: 0; z-index: 5; background: var(--jp-layout-color0, #fff)}
+}
 </style>"""
 
 
@@ -52,7 +54,7 @@ class Bar(ipywidgets.VBox):
         self.buttons = {name: _button(*given) for name, given in BUTTONS.items()}
         self.chosen = ipywidgets.ToggleButtons(options=list(names))
         self.view = ipywidgets.ToggleButtons(options=VIEWS)
-        self.view.style.button_width = "78px"
+        self.view.style.button_width = "92px"
         self.checkpoints = control(
             ipywidgets.Dropdown,
             "checkpoint at batch",

@@ -53,7 +53,7 @@ COLOURINGS = (LOGP, CHANGE, GATE, PROTECTION)
 
 def paint(token: TokenInfo, by: Colouring) -> tuple[str, str]:
     """Background and ink of a token, as hex; white where it has no such number."""
-    value = getattr(token, by.number)
+    value = getattr(token, by.number, None)  # a kind of token may lack it
     if value is None:
         return NONE, "#000000"
     face = (YES if value else NO) if by.ends is None else to_hex(by.scale.to_rgba(value))

@@ -39,7 +39,7 @@ def png(figure: Figure) -> bytes:
 class Picture(anywidget.AnyWidget):
     """A picture with a text for who cannot see it; the page reports how wide it may be.
 
-    `height`, in pixels, is kept free for it, so that nothing below it jumps; a wide one shrinks.
+    `height`, in pixels, is kept free until there is one; a wide one shrinks.
     """
 
     _esm = Path(__file__).with_name("picture.js")

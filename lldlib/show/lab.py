@@ -123,11 +123,10 @@ class LiveLab(ipywidgets.VBox):
 
     # -- in the worker thread ----------------------------------------------------------------------
 
-    def _advance(self, job: Iterator[None]) -> Shown | None:
-        """A job's next part, and what there is to see after it; None where it is done."""
-        for _ in job:
-            return self._draw(self._asked)
-        return None
+    def _advance(self, job: "Job") -> Shown:
+        """A job's next part, and what there is to see after it."""
+        job.advance()
+        return self._draw(self._asked)
 
     def _draw(self, asked: Asked) -> Shown:
         runs, rescued = (
@@ -155,8 +154,8 @@ class LiveLab(ipywidgets.VBox):
             while self.playing and not finished:
                 self._catch_interrupts(loop)
                 self._ping()
-                job = _parts(self.steering.tick)
-                self._show(await loop.run_in_executor(self._worker, self._advance, job))
+                tick = Job(self.steering.tick)
+                self._show(await loop.run_in_executor(self._worker, self._advance, tick))
                 finished = self.steering.finished
         except Exception as error:
             logger.exception("the run stopped")
@@ -196,9 +195,10 @@ class LiveLab(ipywidgets.VBox):
         self._heard, self._unheard = True, 0
 
     def _wait(self, work: Callable[..., Any], *args: Any) -> None:
-        job = _parts(work, *args)
-        while (shown := self._worker.submit(self._advance, job).result()) is not None:
-            self._show(shown)
+        self._worker.submit(self.steering.open).result()
+        job = Job(work, *args)
+        while not job.done:
+            self._show(self._worker.submit(self._advance, job).result())
         self._show_chosen()
 
     def _submit(
@@ -209,7 +209,7 @@ class LiveLab(ipywidgets.VBox):
             return
         self._doing, self._stopped = doing, False
         self._show_state()
-        self._begin(self._finish(_parts(work, *args), after))
+        self._begin(self._finish(Job(work, *args), after))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something happen beside; the loop itself would forget it."""
@@ -217,16 +217,13 @@ class LiveLab(ipywidgets.VBox):
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
-    async def _finish(self, job: Iterator[None], after: str | None) -> None:
-        loop, problem, more = asyncio.get_running_loop(), None, True
+    async def _finish(self, job: "Job", after: str | None) -> None:
+        loop, problem = asyncio.get_running_loop(), None
         try:
-            while more:
+            while not job.done and not (job.begun and self._stopped):
                 self._catch_interrupts(loop)
                 self._ping()
-                shown = await loop.run_in_executor(self._worker, self._advance, job)
-                if shown is not None:
-                    self._show(shown)
-                more = shown is not None and not self._stopped
+                self._show(await loop.run_in_executor(self._worker, self._advance, job))
         except (ValueError, OSError) as error:
             problem = str(error)
         except Exception as error:
@@ -365,7 +362,19 @@ class LiveLab(ipywidgets.VBox):
         self.status.value = f'<span class="lab-status" role="status">{text}</span>'
 
 
-def _parts(work: Callable[..., Any], *args: Any) -> Iterator[None]:
-    """A job as its parts, between which the page may show where it stands; often it is one."""
-    found = work(*args)
-    yield from (None,) if found is None else found
+class Job:
+    """What was asked for, in parts between which the page may show where it stands; often one.
+
+    `work` does all, or gives an iterator whose every step is a part.
+    """
+
+    def __init__(self, work: Callable[..., Iterator[None] | None], *args: Any):
+        self._work, self._args = work, args
+        self._rest: Iterator[None] = iter(())
+        self.begun = self.done = False
+
+    def advance(self) -> None:
+        """Do the next part."""
+        if not self.begun:
+            self.begun, self._rest = True, self._work(*self._args) or self._rest
+        self.done = next(self._rest, self) is self

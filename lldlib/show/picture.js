@@ -3,9 +3,7 @@ export default {
   render({ model, el }) {
     const image = document.createElement("img");
     image.className = "widget-image";
-    Object.assign(image.style, {
-      maxWidth: "100%", objectFit: "contain", objectPosition: "left top", display: "block",
-    });
+    Object.assign(image.style, { maxWidth: "100%", height: "auto", display: "block" });
     let address = null;
     const draw = () => {
       const bytes = model.get("value");
@@ -16,7 +14,7 @@ export default {
         if (old) URL.revokeObjectURL(old);
       }
       image.alt = model.get("alt");
-      image.style.height = `${model.get("height")}px`;
+      el.style.minHeight = address ? "" : `${model.get("height")}px`; // room for what will come
     };
     draw();
     for (const name of ["value", "alt", "height"]) model.on(`change:${name}`, draw);

@@ -100,6 +100,7 @@ export default {
       });
       const enough = drawing.filter((value) => value !== null).length >= LEAST;
       button.disabled = !enough || shown();
+      button.style.opacity = button.disabled ? 0.4 : 1;
       said.textContent = model.get("sentence");
       for (const slider of fold.querySelectorAll("input")) slider.disabled = shown();
     }

@@ -210,7 +210,8 @@ class Predict(ipywidgets.VBox):
         if self.right:
             verdict = f"Yes: {self.answer}."
         elif self.right is None:
-            verdict = f"You said: {self.given}. What we saw: {self.answer}."
+            said, saw = (str(words).rstrip(".") for words in (self.given, self.answer))
+            verdict = f"You said: {said}. What we saw: {saw}."
         elif isinstance(self.answer, str):
             verdict = f"You said {self.given}. It is {self.answer}."
         else:

@@ -4,13 +4,25 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ipywidgets
-
 from lldlib.runs.folder import Run
-from lldlib.show.tokens import TokenView, page, record_tokens
+from lldlib.show.tokens import LOGP, TokenView, page_token, record_tokens, token_tip
 
-HEIGHT = 190  # pixels
 Record = Mapping[str, Any]
+
+# the number of the word under the mouse stands at the foot of its box, where it hides nothing
+STYLE = """<style>
+.lab-says {font: 13px/1.5 sans-serif}
+.lab-two {display: flex; flex-wrap: wrap; gap: 8px; color: #000}
+.lab-two > div {flex: 1 1 330px; min-height: 120px; padding: 4px 8px 20px; background: #fff;
+  border: 1px solid #bbb; position: relative; font: 12px/1.8 monospace}
+.lab-two .q {font: 13px/1.5 sans-serif; margin-bottom: 2px}
+.lab-two .t {background: var(--logp-bg); color: var(--logp-ink); padding: 0 3px;
+  border: 1px solid #777; border-radius: 2px}
+.lab-two .e {padding: 0 3px; border: 1px dotted #888; color: #666; font-style: italic}
+.lab-two .tip {display: none; position: absolute; left: 8px; bottom: 2px; color: #000}
+.lab-two .t:hover, .lab-two .t:focus {outline: 2px solid #D55E00}
+.lab-two .t:hover .tip, .lab-two .t:focus .tip {display: block}
+</style>"""
 
 
 def transcripts(records: Mapping[str, Mapping[str, Any]], height: int = 320) -> TokenView:
@@ -54,38 +66,32 @@ def said_now(run: Run) -> list[Record]:
     return pair(_of(rollouts, rollouts[-1]["step"])) if rollouts else []
 
 
-def said_html(name: str, run: Run, height: int = HEIGHT) -> str:
-    """What a run says now, its words painted by log-prob."""
+def said_html(name: str, run: Run) -> str:
+    """What a run says now, its own words painted by log-prob."""
     records = said_now(run)
     if not records:
         return f"<p>{html.escape(name)} has said nothing yet.</p>"
     fixed = bool(run.questions)
     batches = records[0]["step"] + (0 if fixed else 1)
     when = f"after {batches} batches" if batches else "before the first batch"
-    what = "to the same questions, its likeliest words" if fixed else "in its last batch, sampled"
-    head = f"What {name} says {when}, {what}"
+    what = "always the same two questions" if fixed else "two episodes of its last batch"
+    key = f"{LOGP.name} {LOGP.colours}, in nats"
+    head = f"<b>What {html.escape(name)} says {when}</b> ({what}; {key})"
+    episodes = "".join(f"<div>{_episode(record)}</div>" for record in records)
+    return f'{STYLE}<div class="lab-says">{head}<div class="lab-two">{episodes}</div></div>'
+
+
+def _episode(record: Record) -> str:
+    """One episode: the question and its outcome, then what the agent and the search said."""
+    question = record["question"]
+    title = f'<div class="q">{html.escape(question)}<br><b>{html.escape(outcome(record))}</b></div>'
     try:
-        rows = [(outcome(record), record_tokens(record)) for record in records]
+        tokens = [token for token in record_tokens(record) if token.role != "prompt"]
     except ValueError:  # tokens that are no words: the text alone
-        return _plain(head, records)
-    return f'<div class="lab-says"><b>{html.escape(head)}</b>{page(rows, height)}</div>'
-
-
-class Says(ipywidgets.HTML):
-    """The newest answers of a run; `show` takes another run, or the same one later."""
-
-    def show(self, name: str, run: Run) -> None:
-        """Show what it says now."""
-        self.value = said_html(name, run)
+        turns = (turn["text"] for turn in record["turns"] if turn["role"] != "prompt")
+        return title + html.escape(" ".join(turns))
+    return title + " ".join(page_token(token, (LOGP,), token_tip(token)) for token in tokens)
 
 
 def _of(records: Sequence[Record], step: int) -> list[Record]:
     return [record for record in records if record["step"] == step]
-
-
-def _plain(head: str, records: Sequence[Record]) -> str:
-    parts = [f"<b>{html.escape(head)}</b>"]
-    for record in records:
-        text = " ".join(turn["text"] for turn in record["turns"])
-        parts.append(f"<p>{html.escape(outcome(record))}<br>{html.escape(text)}</p>")
-    return f'<div class="lab-says">{"".join(parts)}</div>'

@@ -177,8 +177,8 @@ def _axes(
     """
     count, strip = len(names), 0.34
     if wide:
-        height = 3.3 + strip * count
-        labels = 0.25 + LETTER * max([8, *map(len, names)])
+        height = 3.0 + strip * count
+        labels = 0.25 + LETTER * max([4, *map(len, names)])
         figure = Figure(figsize=(width, height))
         low, top, left, right, gap = 0.5, height - 0.08, 0.62, width - 0.12, labels + 0.75
         middle = left + 0.58 * (right - left - gap)

@@ -86,9 +86,10 @@ class Steering:
 
     def open(self) -> None:
         """Make the runs that are not yet there, which loads their models."""
-        made = {name: make() for name, make in self._waiting.items()}
+        if not self._waiting:
+            return
+        every = self.runs | {name: make() for name, make in self._waiting.items()}
         self._waiting = {}
-        every = self.runs | made
         self.runs = {name: every[name] for name in self._order}
 
     @property

@@ -31,7 +31,8 @@ from lldlib.types import Episode, TokenInfo
 
 # a colouring is chosen where tokens are shown, so it can be had from here too
 __all__ = ["CHANGE", "GATE", "LOGP", "NO", "NONE", "PROTECTION", "YES", "TokenView"]
-__all__ += ["episode_tokens", "paint", "record_tokens", "signed", "token_figure", "token_panel"]
+__all__ += ["episode_tokens", "paint", "record_tokens", "signed", "token_figure", "token_page"]
+__all__ += ["token_panel", "token_tip"]
 LETTERS = 76  # of a line of the figure; more do not fit in its width
 LINE, TURN, GAP = 1.0, 1.25, 1.6  # line pitch, turn pitch (lines); space after a word (letters)
 MARGIN = 15  # letters left of the text, for the role
@@ -172,17 +173,26 @@ class TokenView(ipywidgets.HTML):
     """
 
     def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
-        super().__init__(page(rows, height))
+        super().__init__(token_page(rows, height, COLOURINGS, token_tip))
 
 
-def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
-    """Trajectories as HTML and CSS: the value of a TokenView; ValueError without tokens."""
+def token_page(
+    rows: Sequence[tuple[str, Tokens]],
+    height: int,
+    colourings: Sequence[Colouring],
+    tip: Callable[[TokenInfo], str],
+    more: str = "",
+) -> str:
+    """The HTML of a TokenView; `tip` is the text of a token's box, `more` further rules of style.
+
+    In those rules ID is the class of the view. Raises ValueError without tokens.
+    """
     every = [token for _, tokens in rows for token in tokens]
-    known = [by for by in COLOURINGS if any(getattr(t, by.number) is not None for t in every)]
+    known = [by for by in colourings if any(getattr(t, by.number, None) is not None for t in every)]
     if not known:
         raise ValueError("no token has a value to show: give trajectories of a policy")
     name = f"tv{uuid.uuid4().hex[:8]}"  # of this view alone: a page may hold several
-    style = STYLE + "".join(BY_MODE.replace("MODE", by.number) for by in known)
+    style = STYLE + "".join(BY_MODE.replace("MODE", by.number) for by in known) + more
     only = " hidden" * (len(known) == 1)  # nothing to choose
     buttons = "".join(
         f'<input type="radio" name="{name}" id="{name}-{by.number}"'
@@ -195,7 +205,7 @@ def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     )
     body = "".join(
         f'<div class="title">{html.escape(title)}</div>'
-        + " ".join(_page_token(t, known) for t in tokens)
+        + " ".join(page_token(t, known, tip(t)) for t in tokens)
         for title, tokens in rows
     )
     sheet = style.replace("HEIGHT", str(height)).replace("ID", name)
@@ -203,18 +213,20 @@ def page(rows: Sequence[tuple[str, Tokens]], height: int) -> str:
     return f'<style>{sheet}</style><div class="{name} token-view">{bar}{body}</div>'
 
 
-def _page_token(token: TokenInfo, known: Iterable[Colouring]) -> str:
+def page_token(token: TokenInfo, known: Iterable[Colouring], said: str) -> str:
+    """A token as HTML, with its colours as variables of CSS, and `said` as its tip."""
     text = html.escape(token.text)
     if token.role != "action":
         author = "retrieved or said by the environment" if token.role == "environment" else "prompt"
         return f'<span class="e" title="{author}: the policy did not choose it">{text}</span>'
     colours = ((by.number, *paint(token, by)) for by in known)
     style = "".join(f"--{name}-bg:{face};--{name}-ink:{ink};" for name, face, ink in colours)
-    tip = f'<span class="tip">{_tip(token)}</span>'
+    tip = f'<span class="tip">{html.escape(said)}</span>'
     return f'<span class="t" tabindex="0" style="{style}">{text}{tip}</span>'
 
 
-def _tip(token: TokenInfo) -> str:
+def token_tip(token: TokenInfo) -> str:
+    """The numbers of a token, a line each."""
     lines = []
     if token.logp is not None:
         lines.append(f"log-prob {token.logp:.3f} nats")

@@ -16,7 +16,7 @@ from lldlib.show.style import WIDTH, colours
 
 View = Literal["Curves", "Compare", "Rescue"]
 VIEWS: tuple[View, ...] = get_args(View)
-NARROWEST, WIDEST = 3.2, 11.0  # inches
+NARROWEST, WIDEST = 2.8, 11.0  # inches
 STEP = 40  # pixels; a window that changes by less keeps its picture
 
 

@@ -4,6 +4,7 @@ Loading a model takes seconds; both let the lab show its first picture before.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,10 @@ from lldlib.runs.folder import Run, RunWriter
 if TYPE_CHECKING:
     from lldlib.train.run import TrainingRun
 
+REWARD = "reward/mean"
 OFTEN = {"checkpoint_every": 2, "eval_every": 0, "questions_every": 1}  # in the lab
+
+logger = logging.getLogger(__name__)
 
 
 def live(
@@ -119,8 +123,21 @@ class Replay:
         while run.next_batch < step:
             run.step()
         run.writer.close()
+        self._compare(Run(out))
         self._trained.append(Run(out))
         return self._trained[-1]
+
+    def _compare(self, trained: Run) -> None:
+        """Warn where what was trained is not what was recorded."""
+        rows = zip(trained.column(REWARD), self.recorded.column(REWARD), strict=False)
+        for batch, (here, there) in enumerate(rows):
+            if here != there:
+                logger.warning(
+                    "%s does not repeat here: batch %d earns %.3f, recorded was %.3f (another "
+                    "machine, or other questions); branches go on from what was trained here",
+                    *(self.recorded.path, batch, here, there),
+                )
+                return
 
     def _ask(self) -> None:
         """Copy the answers of the policy as it stands now."""

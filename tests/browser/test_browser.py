@@ -1,7 +1,7 @@
-"""Notebook 08 and every widget in a real browser: JupyterLab and Voila, driven as a reader would.
+"""The lab and every widget in a real browser: JupyterLab and Voila, driven as a reader would.
 
 Every step waits for what it needs, on the page or in the run folder, and never for time to pass.
-The notebook's batches are made small: what is tested is the steering, not the training.
+The lab's batches are small: what is tested is the steering, not the training.
 Screenshots lie in pytest's temporary folder (`--basetemp` says where).
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from servers import ROOT, WAIT, jupyterlab, voila
+from servers import WAIT, jupyterlab, voila
 
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run
@@ -22,8 +22,7 @@ CHROMIUM = shutil.which("chromium")
 SKIP = "the widgets' browser tests need Chromium: apt-get install chromium"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=SKIP)
 
-(NOTEBOOK,) = (ROOT / "notebooks").glob("08_*.ipynb")
-VOILA_TAGS = {"setup", "widget", "dissect"}  # enough of 08 for its widgets
+STEERED = (Path(__file__).parent / "steered.py").read_text(encoding="utf-8")
 GALLERY = (Path(__file__).parent / "gallery.py").read_text(encoding="utf-8")
 KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
 CLIPPED = """() => [...document.querySelectorAll(
@@ -36,30 +35,13 @@ DRAWN = """least => {
 SQUEEZED = """() => [...document.querySelectorAll('img.widget-image')]
     .filter(e => e.clientWidth < 300 || e.clientHeight < 150).length"""
 WIDTHS = (1280, 1024)  # pixels of the window
-SMALLER = {  # in 08: the seeds of its experiment, the run of the lab, the dissected batch
-    "for seed in (0, 1, 2):": "for seed in (0,):",
-    "eval_every=0)": "eval_every=0, steps=999, problems=4, updates_per_batch=4)",
-    "warmup_batches=0)": "warmup_batches=0, problems=8, updates_per_batch=8)",
-}
 
 
-def notebook(tags: set[str] | None = None) -> str:
-    """08 with small batches; with `tags`, only the cells that carry one of them."""
-    book = nbformat.read(NOTEBOOK, as_version=4)
-    for old, new in SMALLER.items():
-        (cell,) = [c for c in book.cells if c.cell_type == "code" and old in c.source]
-        cell.source = cell.source.replace(old, new)
-    if tags is not None:
-        book.cells = [c for c in book.cells if tags & set(c.metadata.get("tags", []))]
-        assert len(book.cells) >= 4
-    return nbformat.writes(book)
-
-
-def gallery() -> str:
-    """A notebook of every explorer, one a cell."""
-    cells = [nbformat.v4.new_code_cell(source) for source in GALLERY.split("# %%\n")[1:]]
+def notebook(cells: str) -> str:
+    """A notebook of these cells."""
+    made = [nbformat.v4.new_code_cell(source) for source in cells.split("# %%\n")[1:]]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}))
+    return nbformat.writes(nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel}))
 
 
 def command(page, name: str) -> None:
@@ -99,7 +81,7 @@ def button(page, name: str):
 
 def dropdown(page, label: str):
     labelled = page.locator(".widget-dropdown").filter(has=page.get_by_text(label, exact=True))
-    return labelled.locator("select")
+    return labelled.first.locator("select")
 
 
 def assert_tidy(page, pictures: int) -> None:
@@ -146,15 +128,15 @@ def turned(page, folder: Callable[[], Path]) -> dict:
 def steer(page, folder: Callable[[], Path], shots: Path) -> None:
     """Play, turn LLDS on, pause, branch, rewind: each shows, and is in the run folder."""
     button(page, "Play").click()
-    reaches(page, r"^playing \| A: (\d+) of", 1)
+    reaches(page, r"^playing \| GRPO: (\d+) of", 1)
     before = curve(page)
-    dropdown(page, "method").select_option("llds")
+    dropdown(page, "method of GRPO").select_option("llds")
     knob = turned(page, folder)
     # it was turned between two batches, whichever were going when the click arrived
     assert knob["step"] >= 1
     preset = train_config("llds", 0, policy="half_taught").loss
     assert knob["loss"]["llds_coef"] == preset.llds_coef
-    reaches(page, r"A: (\d+) of", knob["step"] + 1)
+    reaches(page, r"GRPO: (\d+) of", knob["step"] + 1)
     assert curve(page) != before
     button(page, "Pause").click()
     reaches(page, "^paused")
@@ -162,14 +144,15 @@ def steer(page, folder: Callable[[], Path], shots: Path) -> None:
     dropdown(page, "checkpoint at batch").select_option(str(knob["step"]))
     button(page, "Branch").click()
     reaches(page, rf"\| B: {knob['step']} of")
-    page.locator(".widget-toggle-button.mod-active").filter(has_text="B").wait_for()
+    chosen = page.locator(".widget-toggle-button.mod-active").filter(has_text=re.compile("^B$"))
+    chosen.wait_for()
     button(page, "Step").click()
     reaches(page, r"\| B: (\d+) of", knob["step"] + 1)
     page.screenshot(path=shots / "branched.png")
-    page.locator(".widget-toggle-button").filter(has_text=re.compile("^A$")).click()
+    page.locator(".widget-toggle-button").filter(has_text=re.compile("^GRPO$")).first.click()
     dropdown(page, "checkpoint at batch").select_option("0")
     button(page, "Rewind").click()
-    reaches(page, r"^paused \| A: 0 of")
+    reaches(page, r"^paused \| GRPO: 0 of")
     assert Run(folder()).metrics == []
     branch = Run(folder().with_name(f"{folder().name}-branch1"))
     assert [row["step"] for row in branch.metrics] == list(range(knob["step"] + 1))
@@ -178,8 +161,8 @@ def steer(page, folder: Callable[[], Path], shots: Path) -> None:
 def use_the_kernel(page) -> None:
     """While the lab plays, a cell runs; then Interrupt stops the play."""
     button(page, "Play").click()
-    reaches(page, r"^playing \| A: (\d+) of", 1)
-    cell = page.locator(".jp-CodeCell").filter(has_text="first_batch = None").first
+    reaches(page, r"^playing \| GRPO: (\d+) of", 1)
+    cell = page.locator(".jp-CodeCell").filter(has_text="busy = ").first
     prompt = cell.locator(".jp-InputPrompt")
     before = prompt.inner_text()
     cell.locator(".cm-content").click()
@@ -219,8 +202,8 @@ def page(browser):
 
 @pytest.fixture(scope="module")
 def lab_server(tmp_path_factory):
-    """JupyterLab with notebook 08 and a notebook of every explorer."""
-    notebooks = {NOTEBOOK.name: notebook(), "gallery.ipynb": gallery()}
+    """JupyterLab with the lab's notebook and one of every explorer."""
+    notebooks = {"lab.ipynb": notebook(STEERED), "gallery.ipynb": notebook(GALLERY)}
     with jupyterlab(tmp_path_factory.mktemp("jupyterlab"), notebooks) as server:
         yield server
 
@@ -237,28 +220,127 @@ def lab_folder(scratch: Path) -> Path:
     return folder
 
 
-def test_08_in_jupyterlab(page, lab_server, shots):
-    open_lab(page, lab_server.url + NOTEBOOK.name)
+def opened(page) -> None:
+    """The model is there: the lab may be steered."""
+    page.locator(".live-lab img.widget-image").first.wait_for()
+    reaches(page, "^paused")
+
+
+def predict(page, shots: Path) -> None:
+    """A curve is drawn with the mouse, then one sees what happened; a choice is a commitment."""
+    box = page.locator(".draw-prediction").first
+    box.scroll_into_view_if_needed()
+    show = box.get_by_text("Show what happened")
+    assert show.is_disabled() and box.locator(".happened").count() == 0
+    axis = box.locator("svg").bounding_box()
+    left, top = axis["x"], axis["y"]
+    page.mouse.move(left + 80, top + 200)
+    page.mouse.down()
+    for share in (0.3, 0.6, 0.9):
+        page.mouse.move(left + share * axis["width"], top + 60, steps=4)
+    page.mouse.up()
+    assert box.locator("path.drawn").count() == 1
+    show.click()
+    box.locator("path.happened").wait_for()
+    assert re.search("On average your curve is 0[.][0-9]+ away", box.inner_text())
+    assert show.is_disabled()
+    box.screenshot(path=shots / "drawn.png")
+    asked = page.locator(".widget-vbox").filter(has_text="In which batch do the rewards").last
+    commit = asked.get_by_role("button")
+    assert commit.is_disabled()
+    asked.get_by_label("40").check()
+    commit.click()
+    asked.get_by_text("You said 40. It is 41.").wait_for()
+    asked.screenshot(path=shots / "predicted.png")
+
+
+def draw_by_keyboard(page) -> None:
+    """The same from the keyboard: a slider per quarter of the run."""
+    box = page.locator(".draw-prediction").last
+    box.locator("summary").focus()
+    page.keyboard.press("Enter")
+    slider = box.get_by_label("mean reward at batch 39")
+    slider.focus()
+    page.keyboard.press("End")
+    assert box.locator("path.drawn").count() == 1
+    box.get_by_text("Show what happened").focus()
+    page.keyboard.press("Enter")
+    box.locator("path.happened").wait_for()
+    assert "where you drew 1.00" in box.inner_text()
+
+
+def rescue(page, folder: Path, shots: Path) -> None:
+    """Four branches side by side, then who lives."""
+    page.locator(".widget-text").filter(has_text="for so many batches").locator("input").fill("1")
+    page.keyboard.press("Tab")
+    button(page, "Rescue it").click()
+    reaches(page, "^working: rescuing GRPO")
+    assert button(page, "Branch").is_disabled() and button(page, "Step").is_disabled()
+    reaches(page, "^paused")
+    table = page.locator(".lab-fates").first
+    assert table.locator("tbody tr").count() == 4
+    assert "a fifth of the rate" in table.inner_text()
+    found = [Run(folder.with_name(f"lab-rescue{n}")) for n in (1, 2, 3, 4)]
+    assert len({len(run.metrics) for run in found}) == 1
+    page.screenshot(path=shots / "rescued.png")
+    button(page, "Compare").click()
+    page.locator(".lab-fates").first.get_by_text("GRPO + LLDS").wait_for()
+    page.screenshot(path=shots / "compared.png")
+    button(page, "Curves").click()
+    page.locator(".lab-says").first.wait_for()
+
+
+def stays_in_view(page, shots: Path) -> None:
+    """Scrolled by half of the lab, its buttons are where they were: at the top."""
+    page.set_viewport_size({"width": 1366, "height": 768})
+    lab = page.locator(".live-lab").first
+    lab.evaluate("e => e.scrollIntoView()")
+    top = button(page, "Play").bounding_box()["y"]
+    scroll = """e => { let box = e;
+        while (box && box.scrollHeight <= box.clientHeight + 1) box = box.parentElement;
+        box.scrollTop += 300; }"""
+    lab.locator("..").evaluate(scroll)
+    until(page, "() => document.querySelector('.live-lab').getBoundingClientRect().top < -100")
+    assert abs(button(page, "Play").bounding_box()["y"] - top) < 30
+    page.screenshot(path=shots / "sticky.png")
+
+
+def test_the_lab_in_jupyterlab(page, lab_server, shots):
+    open_lab(page, lab_server.url + "lab.ipynb")
     page.locator(".token-view").first.wait_for()
+    opened(page)
     button(page, "Play").scroll_into_view_if_needed()
-    assert_tidy(page, pictures=1)
+    assert_tidy(page, pictures=2)
+    assert all(image.get_attribute("alt") for image in page.locator("img.widget-image").all())
     page.screenshot(path=shots / "lab.png")
     steer(page, lambda: lab_folder(lab_server.scratch), shots)
-    assert_tidy(page, pictures=1)
+    assert_tidy(page, pictures=2)
+    rescue(page, lab_folder(lab_server.scratch), shots)
+    stays_in_view(page, shots)
     use_the_kernel(page)
     run = Run(lab_folder(lab_server.scratch))
     assert [row["step"] for row in run.metrics] == list(range(len(run.metrics)))
     hover(page, shots)
+    predict(page, shots)
+    draw_by_keyboard(page)
 
 
-def test_08_in_voila(page, tmp_path, shots):
-    with voila(tmp_path, {NOTEBOOK.name: notebook(VOILA_TAGS)}) as server:
-        page.goto(server.url + NOTEBOOK.name)
-        button(page, "Play").wait_for()
-        assert_tidy(page, pictures=1)
+def test_the_lab_in_voila(page, tmp_path, shots):
+    """And on a telephone: nothing is wider than the screen, and one can still steer."""
+    with voila(tmp_path, {"lab.ipynb": notebook(STEERED)}) as server:
+        page.goto(server.url + "lab.ipynb")
+        opened(page)
+        assert_tidy(page, pictures=2)
         page.screenshot(path=shots / "voila.png", full_page=True)
         steer(page, lambda: lab_folder(server.scratch), shots)
         hover(page, shots)
+        predict(page, shots)
+        page.set_viewport_size({"width": 400, "height": 800})
+        until(page, "() => document.querySelector('.live-lab img').naturalWidth < 400")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.locator(".live-lab").first.screenshot(path=shots / "narrow.png")
+        button(page, "Step").click()
+        reaches(page, "^paused .* GRPO: 1 of")
 
 
 def test_the_explorers_in_jupyterlab(page, lab_server, shots):
