@@ -146,8 +146,6 @@ def share_interval(hits: int, total: int) -> tuple[float, float]:
 
     if not 0 <= hits <= total or total == 0:
         raise ValueError(f"{hits} of {total} is no share: give 0 <= hits <= total, total over 0")
-    from scipy.stats import binomtest  # takes seconds to import, and few readers need it
-
     interval = binomtest(hits, total).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
 
