@@ -17,12 +17,49 @@ VERBATIM = re.compile(r"(`[^`]*`|\$[^$]*\$)|[|*_<]")  # kept as it is | escaped
 
 INTRODUCTION = """# Glossary
 
-Every key that a run logs and every symbol of the notebooks. Made of `lldlib/runs/glossary.py` and
-`notebooks/glossary_page.py` by `python notebooks/glossary_page.py`: change those, not this page.
+The words and symbols of the notebooks, and every key that a run logs. Made of
+`lldlib/runs/glossary.py` and `notebooks/glossary_page.py` by `python notebooks/glossary_page.py`:
+change those, not this page.
 
 "Batch" is a rollout batch; `k` in a key is the number of an action, `<reason>` a reason to stop.
 Log-probs are natural logarithms, in nats.
 """
+
+WORDS = {
+    "action": "one turn of the agent: an unbroken stretch of tokens that it chose itself",
+    "action mask": "says of each token whether the agent chose it",
+    "advantage": "how much better an answer is than its group: reward minus mean, over deviation",
+    "arm": "a set of runs with the same settings",
+    "batch": "a set of questions with their groups of answers, used for several updates",
+    "clip": "GRPO stops pushing a token whose ratio has left 1 - epsilon to 1 + epsilon; "
+    "the gradient clip shortens a long gradient to a length of 1",
+    "collapse": "the mean reward of ten batches falls under .3 of its best",
+    "dip": "how far the mean reward of ten batches sinks under its best before",
+    "exact match": "the share of questions whose answer is exactly right",
+    "fresh answers": "answers of the same policy to the same questions that are not trained on",
+    "gate": "LLDS charges an action only if it lost likelihood in total",
+    "group": "the answers to one question in one batch",
+    "GRPO": "group relative policy optimization (2402.03300)",
+    "GSPO": "group sequence policy optimization (2507.18071): one ratio for a whole answer",
+    "half-taught": "the start of the runs in the shuffled atlas: it looks up one thing and answers",
+    "held out": "the questions about the true facts, which training never shows",
+    "hop": "one look-up that a question needs",
+    "LLD": "lazy likelihood displacement: a rewarded answer gains no likelihood, or loses some",
+    "LLDS": "the penalty against it (2512.04220); LLDS-MA charges the final answer less",
+    "log-prob": "the natural logarithm of a token's probability; its unit is the nat",
+    "Lp-Reg": "low-probability regularization (2510.03222): keeps some rare tokens from dying out",
+    "miss": "a search that returns a random passage",
+    "NTHR": "negative token hidden reward (2505.18830): weakens some tokens of wrong answers",
+    "planet": "one shuffle of the facts: the world of one batch",
+    "probe": "answers that were right at the start, scored again after every batch",
+    "QLoRA": "small trained adapters on a large model whose own weights are held in 4 bits",
+    "ratio": "how much more likely a token has become since it was written",
+    "row": "one answer with its whole transcript",
+    "seed": "one repetition of a run with other random draws",
+    "spark": "a rare useful word, in the world of sparks",
+    "token": "the unit that a model writes: in the small worlds a whole word",
+    "update": "one step of the optimizer",
+}
 
 PHASES_TEXT = """## Phases
 
@@ -120,7 +157,7 @@ SYMBOLS: tuple[Symbol, ...] = _symbols(
     (r"\varepsilon", r"\varepsilon", "scalar", "the same as epsilon"),
     (r"\gamma", r"\gamma", "(B, T)", "the ratio pi / pi_old of a token"),
     ("U", "U", "scalar", "Lp-Reg's cap of the ratio (10): `ratio_cap`"),
-    (r"\Delta", r"\Delta", "(B, T)", "change of a log-prob; in LLDS's loss old - new, nats"),
+    (r"\Delta", r"\Delta_k", "(B, T)", "new - old log-prob of a token, nats: under 0 it lost"),
     (r"\lambda", r"\lambda", "scalar", "weight of LLDS: `llds_coef`"),
     (r"\beta", r"\beta", "scalar", "weight of Lp-Reg: `lp_reg_coef`; in LLDS-MA of answer tokens"),
     (r"\rho", r"\rho", "scalar", "Lp-Reg's share of rare tokens: `lp_reg_quantile`"),
@@ -156,7 +193,8 @@ def letters_of(formula: str) -> set[str]:
 def glossary_page() -> str:
     """The page's text: a table of symbols, of phases, and of the keys of each family."""
     symbols = [(f"${s.written}$", s.shape, s.meaning) for s in SYMBOLS]
-    parts = [INTRODUCTION, "## Symbols\n", _table(("symbol", "shape", "meaning"), symbols)]
+    parts = [INTRODUCTION, "## Words\n", _table(("word", "meaning"), list(WORDS.items()))]
+    parts += ["## Symbols\n", _table(("symbol", "shape", "meaning"), symbols)]
     parts += [PHASES_TEXT, _table(("phase", "meaning"), list(PHASES.items()))]
     families = dict.fromkeys(key.partition("/")[0] for key in GLOSSARY)
     for family in families:

@@ -1,13 +1,9 @@
 """The graders of the notebooks' exercises: what they call right, wrong and open, and why."""
 
+import math
+
 import exercises as checks
 import pytest
-
-from lldlib.runs.summary import share_interval
-
-
-def order(onsets):
-    return tuple(sorted((n for n in onsets if onsets[n] is not None), key=onsets.get))
 
 
 @pytest.mark.parametrize(
@@ -15,15 +11,6 @@ def order(onsets):
     [
         ("check_action_mask", lambda turns: [True] * 7, "wrong", "only the policy's turns"),
         ("check_action_mask", lambda turns: None, "open", "returned None"),
-        ("check_read_action", lambda text: text.strip("<"), "wrong", "Strip the spaces"),
-        ("check_read_action", lambda text: text[99], "wrong", "it raised IndexError"),
-        ("check_training_bytes", lambda n: 4 * n, "wrong", "it gave 4, and 16 is right"),
-        ("check_training_bytes", lambda n: 16.0 * n, "right", "all 3 cases"),
-        ("check_masked_mean", lambda v, m: sum(v) / len(v), "wrong", "the number of True"),
-        ("check_answer_mask", lambda words: [False] * len(words), "wrong", "The tags belong"),
-        ("check_displacement", lambda old, new, rewards: 0.0, "wrong", "Rows 0 and 2"),
-        ("check_nthr_score", lambda right, wrong: 4, "wrong", "Sum over the right tokens"),
-        ("check_paired_interval", lambda a, b, t: (0.0, 1.0), "wrong", "Pair by seed"),
         (
             "check_holds",
             lambda p, top, delta, kappa, kept, beta, a: kappa * top < p < delta,
@@ -31,20 +18,10 @@ def order(onsets):
             "The push up is",
         ),
         ("check_pass_at_k", lambda n, c, k: c / n, "wrong", "C(n - c, k)"),
-        ("check_cache_bytes", lambda n, h, d, t, b, i: n * h * d * t * b * i, "wrong", "two num"),
-        ("check_lora_parameters", lambda r, s: sum(a * b for a, b in s), "wrong", "rank x in"),
-        ("check_action_gate", lambda f, a: [max(0.0, x) for x in f], "wrong", "Action 1 fell"),
-        ("check_rows_and_lag", lambda p, g, u: (p * g / u, u - 1), "right", "all 3"),
-        ("check_rows_and_lag", lambda p, g, u: (p * g, u), "wrong", "(256, 9) is right"),
-        ("check_sign_test", lambda wins, losses: 0.5 ** (wins + losses), "wrong", "at least"),
-        ("check_sign_test", lambda wins, losses: None, "open", "returned None"),
-        ("check_rings", lambda changes, lost, start: len(changes) - 1, "wrong", "first one counts"),
-        ("check_order_of", order, "right", "all 3"),
-        ("check_order_of", lambda onsets: tuple(onsets), "wrong", "Earliest first"),
-        ("check_seeds_needed", lambda limit: 1.96**2 * (1 / limit - 1), "wrong", "round up"),
-        ("check_paired_difference", lambda a, b: 0.5, "wrong", "it gave 0.5, and (0.5, 0.25)"),
-        ("check_paired_difference", lambda a, b: (0.5, 0.25), "wrong", "seed that only one arm"),
-        ("check_order_of", lambda onsets: onsets[0], "wrong", "it raised KeyError"),
+        ("check_action_mask", lambda turns: turns[9], "wrong", "it raised IndexError"),
+        ("check_updates", lambda every, cuts, again: cuts * again / every, "right", "all 4"),
+        ("check_updates", lambda every, cuts, again: cuts, "wrong", "it gave 4, and 1 is right"),
+        ("check_exact_match", lambda said, right: float(said in right), "wrong", "Lower case"),
     ],
 )
 def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
@@ -52,11 +29,47 @@ def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
     assert verdict.state == state and part in repr(verdict)
 
 
-def test_the_seeds_needed_are_the_fewest_by_the_interval_itself():
-    def fewest(limit):
-        return next(n for n in range(1, 100) if share_interval(0, n)[1] <= limit)
+def window(rewards):
+    means = [sum(rewards[t : t + 4]) / 4 for t in range(len(rewards) - 3)]
+    return len(means) > 1 and means[-1] < 0.3 * max(means[:-1])
 
-    assert checks.check_seeds_needed(fewest).state == "right"
+
+RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt", "state", "part"),
+    [
+        # notebooks 1 to 5
+        ("check_dead", lambda rewards: rewards[-1] == 0, "wrong", "nearly nothing"),
+        ("check_dead", lambda rewards: min(rewards) < 0.05, "wrong", "A single bad batch"),
+        ("check_dead", window, "right", "all 4"),
+        ("check_one_difference", None, "open", "Not filled in yet"),
+        ("check_one_difference", {"method": "GRPO"}, "wrong", "say its rate, start, seed"),
+        ("check_one_difference", RUN | {"method": "LLDS"}, "wrong", "it has LLDS too"),
+        ("check_one_difference", RUN | {"rate": 2e-4, "seed": 1}, "wrong", "in rate and seed"),
+        ("check_one_difference", RUN, "right", "in nothing else"),
+        ("check_loose_reward", "Lima and Rome", "wrong", "1 on 2 of 5"),
+        ("check_loose_reward", "Quito, Oslo, Cairo, Rome, Lima", "right", "on all five"),
+        ("check_least_advantage", [1, 1, 1, 1, 1], "wrong", "every advantage is 0"),
+        ("check_least_advantage", [1, 0, 0, 0, 0], "wrong", "has 1.79 there"),
+        ("check_least_advantage", [2, 0, 0, 0, 0], "wrong", "each 0 or 1"),
+        ("check_least_advantage", [1, 1, 0, 1, 1], "right", "0.45, the wrong one -1.79"),
+        ("check_token_loss", lambda new, old, A: -math.exp(new - old) * A, "wrong", "past 1.2"),
+        ("check_paid", lambda logps: [0.0 for _ in logps], "wrong", "when written"),
+        ("check_blind_gate", [-0.5, 0.0, 0.25, 0.0], "wrong", "the response gate opens too"),
+        ("check_blind_gate", [-0.5, 0.75, 0.25, 0.0], "wrong", "nobody pays at all"),
+        ("check_blind_gate", [-0.5, 0.0, 1.0, 0.0], "right", "charges 0.5"),
+        ("check_pays", lambda old, new: [0.0 for _ in old], "wrong", "its falling token pays"),
+        ("check_control_pair", (2, 3), "wrong", "in LLDS and in the rate"),
+        ("check_control_pair", (1, 4), "wrong", "which run moves as far"),
+        ("check_control_pair", (4, 3), "right", "equally far"),
+        ("check_verdict", lambda grpo, llds: "ahead", "wrong", "4.30 standard errors"),
+    ],
+)
+def test_a_verdict_of_the_course_says_how_to_go_on(name, attempt, state, part):
+    verdict = getattr(checks, name)(attempt)
+    assert verdict.state == state and part in repr(verdict)
 
 
 PATIENTS = [{"reward/mean": [0.1]}, {"reward/mean": [0.9]}, {"reward/mean": [0.8]}]
@@ -89,3 +102,44 @@ def test_a_diagnosis_is_scored(attempt, state, part):
 def test_balanced_accuracy_by_hand():
     # of "a" 1 in 3 is right, of "b" 1 in 1
     assert checks.balanced_accuracy(["a", "b", "b", "b"], ["a", "a", "a", "b"]) == 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "part"),
+    [
+        ("check_falling", {1, 2, 3, 4, 5}, {2}, "0.26"),
+        ("check_falling", [5, 4, 3, 2, 1], {0, 1, 2, 3, 4, 5}, "gains only if"),
+        ("check_late", 27, 20, "how many of the ten"),
+        ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
+    ],
+)
+def test_a_single_answer_is_open_right_or_wrong(name, right, wrong, part):
+    check = getattr(checks, name)
+    assert check(None).state == "open" and "Not filled in yet" in repr(check(None))
+    assert check(right).state == "right" and repr(check(right)) == "Right."
+    assert check(wrong).state == "wrong" and part in repr(check(wrong))
+
+
+def fell_by_single_batches(rewards, window=5):
+    return rewards[-1] < 0.5 * max(rewards)
+
+
+def fell_by_a_mean_at_the_end_alone(rewards, window=5):
+    return sum(rewards[-window:]) / window < 0.5 * max(rewards)
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt", "part"),
+    [
+        ("check_controls", lambda treated, factor, arms: ["hot", "cooler"], "rate as well"),
+        ("check_controls", lambda treated, factor, arms: list(arms), "['hot'] is right"),
+        ("check_fell", fell_by_single_batches, "take a mean there"),
+        ("check_fell", fell_by_a_mean_at_the_end_alone, "the best must be a mean"),
+        ("check_fell", lambda rewards: False, "a mean of 0.18"),
+        ("check_llds_sum", lambda lost, total: sum(lost) / len(lost), "whole update"),
+        ("check_llds_sum", lambda lost, total: sum(lost), "plain mean"),
+    ],
+)
+def test_a_wrong_function_of_notebooks_6_to_10_is_told_why(name, attempt, part):
+    verdict = getattr(checks, name)(attempt)
+    assert verdict.state == "wrong" and part in repr(verdict)

@@ -255,7 +255,7 @@ def wheel(tmp_path_factory) -> Path:
     """Built from a copy, whose build folder holds nothing of before."""
     copy, made = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("lldlib", "data"):
+    for name in ("lldlib", "data", "notebooks"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -282,7 +282,8 @@ def test_the_wheel_holds_every_module_and_what_commands_read(wheel):
     assert wheel.stat().st_size < 12e6
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(file.relative_to(ROOT)) for file in (ROOT / "lldlib").rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == modules
+    beside = {f"lldlib/notebooks/{file.name}" for file in (ROOT / "notebooks").glob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == modules | beside
     assert "lldlib/doctor/evidence.json" in names
     assert {"lldlib/show/picture.js", "lldlib/show/predict.js"} <= set(names)
     for pattern in PROJECT["tool"]["setuptools"]["package-data"]["lldlib.data"]:
@@ -310,6 +311,15 @@ print(len(known_models()) > 3, *(load_policy(name).model.num_parameters() for na
     told = python(code, tmp_path, PYTHONPATH=str(site)).stdout.split()
     assert told[:4] == [str(site / "lldlib" / "data"), "40", "20", "431"]
     assert told[4:] == ["True", "417312", "417312", "61632"]
+
+
+def test_the_installed_package_has_what_the_course_needs(site, tmp_path):
+    code = """
+from lldlib.course import *
+print(checks.__file__, *(len(recorded(arm)) for arm in ARMS), len(demo("grpo").metrics))
+"""
+    told = python(code, tmp_path, PYTHONPATH=str(site)).stdout.split()
+    assert told == [str(site / "lldlib/notebooks/exercises.py"), "10", "10", "9", "25"]
 
 
 @pytest.mark.long

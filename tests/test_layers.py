@@ -33,7 +33,7 @@ ROOMS = {  # each room or file of the top level, lowest floor first: what it may
     "doctor": {"files", "types", "config", "runs"},
     "adapters": {"files", "types", "config", "losses", "retrieval", "world", "runs", "rollout"},
 }
-TOP = {"__init__", "__main__", "cli", "hints"}  # may import every room
+TOP = {"__init__", "__main__", "cli", "course", "hints"}  # may import every room
 TENSORS = {"torch", "jaxtyping"}  # all that losses may take from outside the standard library
 IO_AND_CHANCE = {"os", "io", "pathlib", "shutil", "json", "socket", "subprocess", "random", "time"}
 PRINTS = {"lldlib/cli.py"}

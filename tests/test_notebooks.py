@@ -12,22 +12,44 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MAX_BYTES, MAX_LINES, CELLS = 300_000, 15, range(20, 36)
+NAMES = (
+    *("01_a_search_agent_dies", "02_what_is_a_search_agent", "03_train_it_yourself"),
+    *("04_what_saves_it", "05_is_it_not_just_the_learning_rate", "06_why_does_it_die"),
+    *("07_reading_a_run", "08_rare_tokens", "09_a_real_model", "10_scale_out"),
+)
+COURSE = [path for path in NOTEBOOKS if path.stem in NAMES]
+MAX_BYTES, MAX_WORDS, MAX_CELLS, MAX_LINES, MAX_NUMBERS = 500_000, 1400, 12, 15, 3
 # Of processor time, so that a busy machine fails no notebook; a hanging cell ends by the clock.
 CPU_SECONDS, CELL_SECONDS = 90, 600
-GLANCE = ("You will be able to", "Needs", "Run time", "Data")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "LLDLIB_FAST": "1",  # live training of a few batches
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
 }
+SETUP = """\
+# Run me first: I load what this notebook needs, and install it where it is missing (on Colab).
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("lldlib") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "lldlib[lab]"], check=True)
+from lldlib.course import *"""
+ENDING = ("What you learned", "What is not known", "Where a sceptic still has a point")
 COLLAPSED = re.compile(r"<details>(.*?)</details>", re.DOTALL)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ASSIGNMENT = re.compile(r"`(\w+ = [^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+# what is no prose: code, formulas, links' targets, tags, table rows' bars
+NO_PROSE = re.compile(
+    r"<details>.*?</details>|```.*?```|\$\$.*?\$\$|\$[^$]+\$|\]\([^)]*\)|</?\w[^>\n]*>", re.DOTALL
+)
+# a number; the name of an arXiv paper is none, nor that of a section, table, equation or figure
+NUMBER = re.compile(r"(?<![\w.])[-+−]?\d*\.?\d+(?:e-?\d+)?(?![\w])")
+CITED = re.compile(r"(?:arXiv|section|Table|Tables|Eq\.|Fig\.|notebook|notebooks) \d[\d.v]*\w*")
 
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+every_notebook = pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
 
 
 @cache
@@ -41,46 +63,91 @@ def cells(path: Path, kind: str, tag: str | None = None) -> list[nbformat.Notebo
     return [c for c in found if tag is None or tag in c.metadata.get("tags", [])]
 
 
+def prose(source: str) -> str:
+    """What is to be read of a markdown cell: no code, formula, folded solution or target."""
+    return NO_PROSE.sub(" ", source)
+
+
+def paragraphs(source: str) -> list[str]:
+    """Its paragraphs and list items, without headings, tables and inline code."""
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", re.sub(r"`[^`]*`", " ", prose(source)))
+    return [re.sub(r"^\s*\d+\. ", "", p) for p in parts if not p.lstrip().startswith(("#", "|"))]
+
+
 def test_there_are_notebooks():
-    assert NOTEBOOKS
-    numbers = [path.stem[:2] for path in NOTEBOOKS]
-    assert len(set(numbers)) == len(numbers)
-    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+", path.stem) for path in NOTEBOOKS)
+    assert COURSE
+    assert [name[:2] for name in NAMES] == [f"{number:02}" for number in range(1, 11)]
 
 
 @every_notebook
-def test_the_opening(path):
-    """A title that is a claim, with the sentence to keep; then the table that tells what is due."""
-    title, glance = (cell.source for cell in read(path).cells[:2])
-    heading = re.match(rf"# {path.stem[:2]} · (.+)\n\n> ", title)
-    assert heading and len(heading[1].split()) >= 5
-    assert all(f"| {field} |" in glance for field in GLANCE)
-    assert re.search(r"\b20\d\d-\d\d-\d\d\b", glance), "say when the run time was measured"
-    assert re.search(r"\d+ s\b|minute", glance), "say the measured run time"
+def test_it_opens_with_the_readers_question(path):
+    """Title, question, what will be done; then one folded cell that loads everything."""
+    first, second = read(path).cells[:2]
+    number, name = path.stem.split("_", 1)
+    heading = re.match(r"# (\d+) · (.+)\n\n> (.+\?)\n", first.source)
+    assert heading, "begin with '# N · Title', an empty line, and '> the reader's question?'"
+    assert int(heading[1]) == int(number)
+    assert re.sub(r"\W+", "_", heading[2].lower()).strip("_") == name
+    assert second.source == SETUP and second.metadata.tags == ["setup"]
+    assert second.metadata.jupyter == {"source_hidden": True}
+    assert cells(path, "code", "setup") == [second]
+
+
+@every_notebook
+def test_it_ends_with_what_is_known_and_what_is_not(path):
+    last = read(path).cells[-1]
+    assert last.cell_type == "markdown"
+    assert tuple(re.findall(r"^## (.+)$", last.source, re.MULTILINE)) == ENDING
 
 
 @every_notebook
 def test_the_size(path):
     assert path.stat().st_size <= MAX_BYTES
-    assert len(read(path).cells) in CELLS
-    long = [c.source for c in cells(path, "code") if len(statements(c.source)) > MAX_LINES]
+    assert len(cells(path, "code")) <= MAX_CELLS
+    long = [c.source for c in cells(path, "code") if len(c.source.splitlines()) > MAX_LINES]
     assert not long, f"over {MAX_LINES} lines: {long}"
+    words = sum(len(re.findall(r"\w[\w'’-]*", prose(c.source))) for c in cells(path, "markdown"))
+    assert words <= MAX_WORDS
 
 
 @every_notebook
-def test_nothing_is_installed(path):
+def test_numbers_stand_in_tables_and_figures(path):
+    told = [p for c in cells(path, "markdown") for p in paragraphs(c.source)]
+    crowded = [p for p in told if len(NUMBER.findall(CITED.sub("", p))) > MAX_NUMBERS]
+    assert not crowded
+
+
+def test_numbers_are_counted_as_a_reader_would():
+    assert paragraphs("# 7 ·\n\none 2, .5 and 1e-3\n- 40 %\n\n| 1 | 2 |\n`x = 9` $y = 8$") == [
+        "one 2, .5 and 1e-3",
+        "- 40 %",
+    ]
+    assert NUMBER.findall("one 2, .5 and 1e-3, +-3 of GPT4, 3B") == ["2", ".5", "1e-3", "-3"]
+
+
+@every_notebook
+def test_nothing_is_installed_by_hand(path):
     for cell in cells(path, "code"):
         assert not re.search(r"^\s*(!|%pip|%conda|%%)", cell.source, re.MULTILINE)
 
 
 @every_notebook
-def test_figures_are_committed_and_checks_made(path):
-    assert cells(path, "code", "check")
-    assert all("assert" in cell.source for cell in cells(path, "code", "check"))
+def test_a_prediction_is_an_input(path):
+    asked = cells(path, "code", "predict")
+    assert asked
+    assert all(re.search(r"\b(Predict|DrawPrediction)\(", cell.source) for cell in asked)
+
+
+@every_notebook
+def test_every_figure_is_committed_and_told_in_words(path):
     assert cells(path, "code", "figure")
     for cell in cells(path, "code", "figure"):
-        kinds = {kind for output in cell.outputs for kind in output.get("data", {})}
-        assert "image/png" in kinds, f"no figure in the outputs of: {cell.source[:80]}"
+        found = [o for o in cell.outputs if "image/png" in o.get("data", {})]
+        assert found, f"no figure in the outputs of: {cell.source[:80]}"
+    for output in (o for cell in cells(path, "code") for o in cell.outputs):
+        if "image/png" in output.get("data", {}):
+            assert len(output.metadata["image/png"]["alt"].split()) >= 5
+    assert not any("alt text" in c.source.lower() for c in cells(path, "markdown"))
 
 
 @every_notebook
@@ -88,7 +155,7 @@ def test_the_outputs_are_clean(path):
     assert "widgets" not in read(path).metadata
     for cell in cells(path, "code"):
         assert cell.execution_count is None
-        assert set(cell.metadata) <= {"tags"}
+        assert set(cell.metadata) <= {"tags", "jupyter"}
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr"
             assert output.get("execution_count") is None
@@ -109,12 +176,15 @@ def test_the_links_resolve(path):
 def test_the_exercises(path):
     """Each stub leaves the run alone and says that it is open, and has a collapsed solution."""
     stubs = cells(path, "code", "exercise")
-    assert len(stubs) == len(solutions(path)) >= 2
+    assert len(stubs) == len(solutions(path))
+    assert 2 <= len(stubs) <= 3
     for stub in stubs:
-        assert shown(stub).startswith("Not filled in yet")
+        assert shown(stub).startswith(
+            ("Not filled in yet", "Not yet")
+        )  # a bug to be found is there
 
 
-@every_notebook
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_its_solutions_pass(path):
     book = nbformat.read(path, as_version=4)
     stubs, timer = cells(path, "code", "exercise"), "import time; print(time.process_time())"
@@ -147,11 +217,6 @@ def filled(stub: str, solution: str) -> str:
     changed = re.sub(rf"^{name} = None.*$", solution, stub, flags=re.MULTILINE)
     assert changed != stub, f"the stub has no line '{name} = None'"
     return changed
-
-
-def statements(source: str) -> list[str]:
-    """The lines of a cell that import nothing."""
-    return [line for line in source.splitlines() if not line.startswith(("import ", "from "))]
 
 
 def shown(cell: nbformat.NotebookNode) -> str:

@@ -1,7 +1,13 @@
-"""The tables of rewards and gradients changed in controls.md: python data/atlas/controls.py"""
+"""The tables of rewards and gradients changed in controls.md: python data/atlas/controls.py
 
+Writes suspects.csv too, what notebook 6 draws: a line a batch of the runs with a coin's rewards and
+of GRPO's runs with fresh answers; "trained" and "fresh" in nats a token, rows with A > 0.
+"""
+
+import csv
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 from collect import gathered
@@ -32,6 +38,8 @@ SHARED = {
 }
 HOT, COOL, BATCHES = "0.001", "0.0002", 40  # rates, and the length of the runs at the cool one
 COINS = list(NAMES)[:4]  # what was run at the cool rate
+COLUMNS = ("control", "arm", "rate", "seed", "batch", "reward", "trained", "fresh")
+MEASURES = ("reward/mean", "displacement/mixed_token", "displacement/fresh_mixed_token")
 EIGHT = ((0, 8), (8, 16), (16, 24), (32, 40))  # batches whose reward is averaged
 
 
@@ -74,8 +82,23 @@ def table(found: dict[tuple, dict[int, list[dict]]], keys: Sequence[tuple], titl
     return markdown_table([*head, "first loss", "held out at the end", "collapse"], lines)
 
 
+def suspects() -> list[list[object]]:
+    """The lines of suspects.csv: control, arm, rate, seed, batch, reward, trained, fresh."""
+    found = []
+    for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
+        coin, fresh = given.get("rewards") == "coin", given.get("fresh_every") == "1"
+        if coin or (fresh and given["method"] == "grpo"):
+            run = ["coin" if coin else "fresh", given["method"], given["lr"], int(given["seed"])]
+            for row in rows:
+                values = [row.get(key) for key in MEASURES]
+                found.append([*run, row["step"], *("" if v is None else v for v in values)])
+    return sorted(found, key=lambda line: line[:5])
+
+
 def main() -> None:
     """All controls at the hot rate, coins at the cool one."""
+    with (Path(__file__).parent / "suspects.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *suspects()])
     print(table(runs(HOT), list(NAMES), "control"))
     print(table(runs(COOL), COINS, "control at 2e-4"))
 

@@ -1,8 +1,8 @@
 """Tables and figures of README.md from the recorded runs: python data/sparks/tables.py
 
 `stage1.jsonl.gz` is the screening on seed 0, `runs.jsonl.gz` what was run on several seeds, both
-made by collect.py. "Hard" is exact match on held-out long sums, the mean of the last two
-evaluations, 32 sampled answers each.
+made by collect.py. `ends.csv` and `curves.csv.gz` hold what notebook 8 draws of them. "Hard" is
+exact match on held-out long sums, the mean of the last two evaluations, 32 sampled answers each.
 """
 
 from pathlib import Path
@@ -78,6 +78,8 @@ TUNED_OFF = {  # the same with eight updates a batch, and LLDS
     KEPT.format(0.2, ""): "LLDS .2",
     KEPT.format(1, ""): "LLDS 1",
 }
+WATCHED = ("watch/spark_hard", "watch/noise_hard", "low_prob/threshold")  # on every batch
+WATCHED += ("eval/heldout_em", "eval/checked_em")
 DRAWN = [run for run in NAMES if "0.0005" not in run or "lp_reg" in run]
 
 
@@ -132,6 +134,24 @@ def results(updates: int, arms: dict[str, str], against: str, seeds: range) -> N
     print(markdown_table(["arm", "beyond the guess", *names, "hard, less GRPO's"], lines))
 
 
+def course(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """What notebook 8 draws, by file: each run's end, and curves with one update a batch."""
+    llds = {run: f"{name} *" for run, name in TUNED_OFF.items() if "llds" in run}
+    arms = [((1, run), name) for run, name in NAMES.items()]
+    arms = dict(arms + [((8, run), name) for run, name in (OFF | llds).items()])
+    known = frame[frame["seed"].isin(FINAL)]
+    found = ends(known)
+    known, found = (
+        part.assign(arm=[arms.get(pair) for pair in zip(part["updates"], part["run"], strict=True)])
+        for part in (known, found)
+    )
+    keys = ["arm", "seed", "step", *WATCHED]
+    return {
+        "ends.csv": found.dropna(subset="arm").drop(columns="run"),
+        "curves.csv.gz": known[known["updates"] == 1].dropna(subset="arm")[keys],
+    }
+
+
 def figure(frame: pd.DataFrame, names: dict[str, str], arms: list[str], name: str) -> None:
     """Four panels; a thin line a seed, a thick one their mean."""
     picture = Figure(figsize=(9, 6.4), layout="constrained")
@@ -179,6 +199,9 @@ if __name__ == "__main__":
     results(1, TUNED, "grpo", range(2, 5))
     results(8, TUNED_OFF, "grpo,lr=0.0003", FINAL)
     runs = read("runs.jsonl.gz")
+    for file, table in course(runs).items():
+        packed = {"method": "gzip", "mtime": 0} if file.endswith(".gz") else None
+        table.to_csv(HERE / file, index=False, float_format="%.5g", compression=packed)
     runs = runs[runs["seed"].isin(FINAL)]
     figure(runs[runs["updates"] == 1], NAMES, DRAWN, "figure.png")
     passes(runs[runs["updates"] == 1], DRAWN, "passes.png")

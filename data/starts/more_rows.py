@@ -11,7 +11,7 @@ sets both sides side by side. `python -m lldlib sft --files rows/*.jsonl` trains
 
 The recorded start of SmolLM2 was made so, in two runs: 260 updates with --seed 0, then 190 updates
 from its policy with `sft --seed 1` on rows made with --seed 1; 2,000 questions asked again each
-time. Notebook 13 has the other flags.
+time. `data/real_models.md` has the other flags.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A log is dropped into notebook 17 in a real browser, in JupyterLab and in Voila."""
+"""A log is dropped into notebook 7 in a real browser, in JupyterLab and in Voila."""
 
 import shutil
 
@@ -8,15 +8,17 @@ from servers import ROOT, WAIT, jupyterlab, voila
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-(NOTEBOOK,) = (ROOT / "notebooks").glob("17_*.ipynb")
+(NOTEBOOK,) = (ROOT / "notebooks").glob("07_reading_*.ipynb")
 SERVERS = {"jupyterlab": jupyterlab, "voila": voila}
 
 
 def opening() -> str:
-    """Notebook 17 up to the field that takes a log."""
+    """The cells of notebook 7 that make the field which takes a log."""
     book = nbformat.read(NOTEBOOK, as_version=4)
-    (field,) = [i for i, c in enumerate(book.cells) if c.source == "upload_widget()"]
-    book.cells = book.cells[: field + 1]
+    named = ("from lldlib.course import *", "upload_widget()")
+    book.cells = [
+        c for c in book.cells if c.cell_type == "code" and any(n in c.source for n in named)
+    ]
     return nbformat.writes(book)
 
 
@@ -51,8 +53,8 @@ def test_a_log_that_is_chosen_or_dropped_shows_its_page(kind, way, page, tmp_pat
     log.write_text("\n".join(lines) + "\n")
     home = tmp_path / "server"
     home.mkdir()
-    with SERVERS[kind](home, {"17.ipynb": opening()}) as server:
-        page.goto(f"{server.url}17.ipynb")
+    with SERVERS[kind](home, {"07.ipynb": opening()}) as server:
+        page.goto(f"{server.url}07.ipynb")
         if kind == "jupyterlab":
             page.locator(".jp-Notebook .jp-Cell").first.wait_for()
             page.evaluate("() => window.jupyterapp.restored")

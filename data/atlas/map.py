@@ -1,0 +1,70 @@
+"""One line a run of every setting that the course's map tells of: python data/atlas/map.py
+
+Writes map.csv from search.jsonl.gz, later.jsonl.gz and main: GRPO and GRPO + LLDS by rate, lambda,
+updates, rows and misses, whole runs of 40 batches, and the runs of 400; seeds 3 to 19 of the main
+study on the test half of the held-out questions, all others on the validation half. An end is the
+mean of the last two evaluations of a run, or of the last five of 400 batches.
+"""
+
+import csv
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+
+from collect import gathered
+from ends import GREEDY, SAMPLED
+
+from lldlib.runs.folder import Run
+from lldlib.runs.phases import find_collapse
+
+HERE = Path(__file__).parent
+SHARED = {"method", "eval_every", "policy", "steps", "checkpoint_every", "probe_every", "seed"}
+OWN = {"lr", "llds_coef", "updates_per_batch", "problems", "misses", "exam_half"}
+WHOLE = {40: 2, 400: 5}  # batches: evaluations that make an end
+HEAD = [
+    *("batches", "lambda", "rate", "updates", "rows", "misses", "seed"),
+    *("start", "end", "end_greedy", "dip", "collapsed"),
+]
+
+
+def line(given: dict[str, str], rows: list[dict]) -> list[object]:
+    """A run's settings, start, end, deepest dip of ten-batch rewards, batch of collapse."""
+    rewards = [row["reward/mean"] for row in rows]
+    tens = [fmean(rewards[t : t + 10]) for t in range(len(rewards) - 9)]
+    dip = max(best - ten for best, ten in zip(accumulate(tens, max), tens, strict=True))
+    last = WHOLE[len(rows)]
+    ends = [fmean([r[key] for r in rows if key in r][-last:]) for key in (SAMPLED, GREEDY)]
+    known = find_collapse(rewards).known
+    updates = int(given.get("updates_per_batch", 16))
+    lambda_ = float(given.get("llds_coef", 0.5)) if given["method"] == "llds" else 0.0
+    setting = [len(rows), lambda_, float(given.get("lr", 1e-3)), updates]
+    setting += [int(given.get("problems", 64)) * 5 // updates, float(given.get("misses", 0))]
+    start = rows[0].get("eval/start_em")
+    found = ["" if start is None else round(start, 3), *(round(e, 3) for e in ends)]
+    return [*setting, int(given["seed"]), *found, round(dip, 3), "" if known is None else known]
+
+
+def lines() -> list[list[object]]:
+    """All of them, in order."""
+    found = [
+        line(given, rows)
+        for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz")
+        if given["method"] in ("grpo", "llds")
+        and given.keys() <= SHARED | OWN
+        and len(rows) in WHOLE
+    ]
+    there = {tuple(row[:7]) for row in found}
+    main = [main_line(Run(path)) for path in sorted((HERE / "main").iterdir())]
+    return sorted(found + [row for row in main if tuple(row[:7]) not in there])
+
+
+def main_line(run: Run) -> list[object]:
+    """The line of a run of the main study, which has a folder of its own."""
+    config = run.config
+    given = {"method": config["method"], "lr": config["lr"], "seed": config["seed"]}
+    return line(given, run.metrics)
+
+
+if __name__ == "__main__":
+    with (HERE / "map.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEAD, *lines()])

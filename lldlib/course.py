@@ -1,0 +1,166 @@
+"""What a notebook of the course needs: `from lldlib.course import *` brings the names of `__all__`.
+
+Thin: recorded runs, a live run from the half-taught start, a figure with its alt text, a table.
+What only some notebooks need is imported inside, so that the first picture comes soon.
+"""
+
+import importlib.util
+import math
+import os
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from IPython.display import Markdown, display
+from matplotlib.figure import Figure
+
+from lldlib import losses
+from lldlib.config import data_dir
+from lldlib.files import markdown_table
+from lldlib.runs.folder import Run
+from lldlib.show.controls import png
+from lldlib.show.lab import LiveLab
+from lldlib.show.predict import DrawPrediction, Predict
+from lldlib.show.says import outcome
+from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, label_ends, style
+from lldlib.show.tokens import LOGP, record_tokens, token_panel
+from lldlib.types import Episode
+
+if TYPE_CHECKING:
+    from lldlib.policy.load import Policy
+
+__all__ = [
+    "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
+    "DrawPrediction", "Figure", "LiveLab", "Markdown", "Path", "Predict", "Run", "checks",
+    "data_dir", "demo", "display", "fmean", "label_ends", "live", "load_policy", "losses", "math",
+    "median", "pd", "random", "recorded", "replay", "roll_out", "show", "stdev", "style", "table",
+    "tempfile", "torch", "transcript_figure",
+]  # fmt: skip
+
+FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and the impatient
+GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
+ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
+COLOUR = dict(zip(ARMS, COLOURS, strict=False))
+FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
+
+KEPT: list[tempfile.TemporaryDirectory] = []
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def recorded(arm: str) -> list[Run]:
+    """The whole runs of 40 batches of an arm of `ARMS`, by seed; ValueError for another name."""
+    runs = [Run(path) for path in sorted((data_dir() / "atlas/main").glob(f"{_of(arm)}-seed*"))]
+    return [run for run in runs if len(run.metrics) == run.config["steps"]]
+
+
+def demo(arm: str) -> Run:
+    """The demo's recorded run of 25 batches, seed 0, of an arm of `ARMS`."""
+    return Run(data_dir() / f"atlas/demo/{_of(arm)}-seed0")
+
+
+def _of(arm: str) -> str:
+    if arm not in FOLDERS:
+        raise ValueError(f"no recorded arm {arm!r}: use {', '.join(FOLDERS)}")
+    return FOLDERS[arm]
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display a figure as a PNG; `alt` says in words what it shows, for who cannot see it."""
+    picture = {"image/png": png(figure), "text/plain": alt}
+    display(picture, raw=True, metadata={"image/png": {"alt": alt}})
+
+
+def transcript_figure(records: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Lines of rollouts.jsonl or questions.jsonl under names of your own, painted by log-prob."""
+    figure = Figure(layout="constrained")
+    panels = figure.subplots(len(records), 1, squeeze=False)[:, 0]
+    for ax, (name, record) in zip(panels, records.items(), strict=True):
+        token_panel(ax, [record_tokens(record)], LOGP)
+        ax.set_title(f"{name}: {outcome(record)}", fontsize=TEXT, loc="left", weight="bold")
+    lines = [abs(top - bottom) for bottom, top in (ax.get_ylim() for ax in panels)]
+    panels[0].get_gridspec().set_height_ratios(lines)
+    figure.set_size_inches(WIDTH, 0.9 + sum(0.3 + 0.27 * n for n in lines))
+    bar = figure.colorbar(LOGP.scale, ax=panels, location="bottom", shrink=0.6, aspect=40)
+    bar.set_label(f"{LOGP.label}; white, dotted: not the agent's words", fontsize=SMALL)
+    return figure
+
+
+def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+    """Display a Markdown table."""
+    cells = [[str(value) for value in row] for row in rows]
+    display(Markdown(markdown_table(tuple(map(str, heads)), cells)))
+
+
+def live(method: str = "grpo", seed: int = 0, **settings: Any) -> LiveLab:
+    """A lab on a new run from the half-taught start, in a folder that ends with the kernel.
+
+    `settings` are those of `recipes.train_config`; the recorded run of the demo is its ghost.
+    """
+    from lldlib.train import live as runs
+
+    run = runs.live(method, seed, _folder() / "lab", **{"policy": "half_taught"} | settings)
+    return LiveLab(run, ghost=demo("llds" if method == "llds" else "grpo"))
+
+
+def replay(arm: str) -> LiveLab:
+    """A lab that plays the demo's recorded run of an arm; training goes on from any batch of it."""
+    from lldlib.train.live import Replay
+
+    return LiveLab(Replay(demo(arm), _folder() / "lab"))
+
+
+def _folder() -> Path:
+    """A new folder that is gone when the kernel ends."""
+    KEPT.append(tempfile.TemporaryDirectory(prefix="lldlib-course-"))
+    return Path(KEPT[-1].name)
+
+
+def load_policy(name: str) -> "Policy":
+    """A policy with its tokenizer: `policy.load.load_policy`, which takes seconds to import."""
+    from lldlib.policy import load
+
+    return load.load_policy(name)
+
+
+def roll_out(
+    policy: "Policy", planet: int, problems: int, *, group_size: int = 5, seed: int = 0
+) -> list[Episode]:
+    """The answers of a policy, at temperature 1, to questions of the planet of batch `planet`."""
+    from lldlib.config import RolloutConfig
+    from lldlib.recipes import train_config
+    from lldlib.rollout.loop import Rollout
+    from lldlib.world.registry import open_environment
+
+    environment = open_environment(train_config("grpo", 0, "half_taught"))
+    split = environment.training(planet)
+    rollout = Rollout(policy.tokenizer, environment.rules, split.tool, RolloutConfig())
+    questions = random.Random(seed).sample(split.questions, problems)
+    draw = torch.Generator().manual_seed(seed)
+    return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
+
+
+def _graders() -> ModuleType:
+    """The graders of the exercises, which lie beside the notebooks, or in an installed package."""
+    package = Path(__file__).resolve().parent
+    for place in (package / "notebooks", package.parent / "notebooks"):
+        if (path := place / "exercises.py").is_file():
+            spec = importlib.util.spec_from_file_location("exercises", path)
+            module = sys.modules.setdefault("exercises", importlib.util.module_from_spec(spec))
+            if not hasattr(module, "grade"):
+                spec.loader.exec_module(module)
+            return module
+    raise FileNotFoundError(f"no exercises.py in {package} or beside it: install lldlib again")
+
+
+checks = _graders()

@@ -1,0 +1,166 @@
+"""What the notebooks of the course import, and the loop that notebook 3 writes."""
+
+import csv
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from helpers import script
+
+from lldlib import course
+from lldlib.losses import aggregate, group_advantages, preserved_mask
+from lldlib.losses.llds import llds_parts
+from lldlib.policy.load import load_policy
+from lldlib.policy.score import score
+from lldlib.recipes import train_config
+from lldlib.seeds import seed_for
+from lldlib.train.trainer import Trainer
+from lldlib.world.registry import open_environment
+
+
+def test_every_name_that_a_notebook_gets_is_there():
+    assert len(set(course.__all__)) == len(course.__all__)
+    assert all(hasattr(course, name) for name in course.__all__)
+
+
+def test_recorded_runs_are_whole_and_in_order_of_seed():
+    seeds = {arm: [run.config["seed"] for run in course.recorded(arm)] for arm in course.ARMS}
+    assert seeds["grpo"] == seeds["llds"] == list(range(10))
+    assert seeds["cooler"] == [0, 1, 3, 4, 5, 6, 7, 8, 9]  # seed 2 stands with the ladder of rates
+    rates = {arm: {run.config["lr"] for run in course.recorded(arm)} for arm in course.ARMS}
+    assert rates == {"grpo": {1e-3}, "llds": {1e-3}, "cooler": {2e-4}}
+
+
+def test_the_demos_runs_are_of_one_seed():
+    runs = {arm: course.demo(arm) for arm in course.ARMS}
+    assert {arm: run.config["method"] for arm, run in runs.items()} == {
+        "grpo": "grpo",
+        "llds": "llds",
+        "cooler": "grpo",
+    }
+    assert all(len(run.metrics) == 25 and run.config["seed"] == 0 for run in runs.values())
+
+
+@pytest.mark.parametrize("of", [course.recorded, course.demo])
+def test_an_unknown_arm_is_told(of):
+    with pytest.raises(ValueError, match="no recorded arm 'ppo': use grpo, llds, cooler"):
+        of("ppo")
+
+
+def test_a_figure_is_shown_with_its_alt_text(monkeypatch):
+    shown = []
+    monkeypatch.setattr(course, "display", lambda *given, **more: shown.append((given, more)))
+    course.show(course.Figure(), "an empty figure")
+    ((picture,), more) = shown[0]
+    assert picture["image/png"].startswith(b"\x89PNG")
+    assert picture["text/plain"] == "an empty figure"
+    assert more == {"raw": True, "metadata": {"image/png": {"alt": "an empty figure"}}}
+
+
+def test_a_table_is_markdown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(course, "display", lambda given: shown.append(given.data))
+    course.table(("arm", 1), [("GRPO", 0.5)])
+    assert shown == ["| arm | 1 |\n| --- | --- |\n| GRPO | 0.5 |"]
+
+
+def test_a_live_lab_trains_from_the_half_taught_searcher():
+    lab = course.live("llds", 3, lr=2e-4, problems=4, updates_per_batch=2)
+    lab.step(1)
+    config = lab.runs["A"].config
+    assert (config.method, config.seed, config.lr) == ("llds", 3, 2e-4)
+    assert config.policy == "half_taught" and config.loss.llds_coef == 0.5
+    assert len(course.Run(lab.runs["A"].out).metrics) == 1
+
+
+def test_a_replay_plays_the_recorded_run():
+    lab = course.replay("cooler")
+    lab.step(2)
+    played, run = course.Run(lab.runs["A"].out), course.demo("cooler")
+    assert played.metrics == run.metrics[:2]
+
+
+def test_transcripts_stand_under_their_names():
+    records = course.demo("grpo").rollouts
+    figure = course.transcript_figure({"at the start": records[0], "dead": records[-1]})
+    titles = [ax.get_title(loc="left") for ax in figure.axes[:2]]
+    assert titles[0].startswith("at the start: ") and titles[1].startswith("dead: ✗ wrong")
+
+
+def test_the_graders_are_those_beside_the_notebooks():
+    import exercises
+
+    assert course.checks is exercises
+
+
+def test_the_map_is_what_the_recorded_runs_say():
+    for name in ("collect", "ends"):
+        script(f"atlas/{name}.py")
+    made = script("atlas/map.py")
+    with (made.HERE / "map.csv").open(encoding="utf-8") as file:
+        written = list(csv.reader(file))
+    assert written == [list(map(str, row)) for row in [made.HEAD, *made.lines()]]
+    grpo = [row for row in written if row[:6] == ["40", "0.0", "0.0002", "16", "20", "0.0"]]
+    ends = [f"{float(row[8]):.2f}" for row in grpo[:3]]  # seeds 0 to 2, as on settings.md
+    assert ends == ["0.78", "0.89", "0.93"]
+
+
+# -- the loop of notebook 3 ------------------------------------------------------------------------
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/03_train_it_yourself.ipynb"
+
+
+@pytest.fixture(scope="module")
+def loop() -> dict:
+    """What the cells of notebook 3 that carry the tag "loop" define."""
+    names = {name: getattr(course, name) for name in course.__all__}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if "loop" in cell.metadata.get("tags", []):
+            exec(cell.source, names)
+    return names
+
+
+def test_the_loop_has_thirty_lines_and_llds_eight_more(loop):
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    sources = [c.source for c in cells if "loop" in c.metadata.get("tags", [])]
+    lines = [
+        [x for x in s.splitlines() if x.strip() and not x.startswith("from ")] for s in sources
+    ]
+    assert sum(map(len, lines[:3])) <= 33 and len(lines[3]) == 8
+
+
+@pytest.mark.parametrize(("method", "loss"), [("grpo", "grpo"), ("llds", "grpo_llds")])
+def test_the_loop_and_the_package_make_one_policy_of_one_batch(loop, method, loss):
+    """The same answers, the same order of rows: the same log-probs after the batch's updates."""
+    settings = {"problems": 16, "kl_coef": 0.0, "warmup_batches": 0, "eval_every": 0}
+    config = train_config(method, 4, "half_taught", probe_every=0, **settings)
+    theirs, mine = load_policy("half_taught"), load_policy("half_taught")
+    trainer = Trainer(config, theirs, open_environment(config))
+    batch = trainer.collect()[1]
+    with torch.no_grad():
+        old = score(mine.model, batch, 1.0).logp
+    A = loop["advantages"](batch.rewards, batch.group)
+    torch.testing.assert_close(A, group_advantages(batch.rewards, batch.group, scale=True))
+    draw = torch.Generator().manual_seed(seed_for("order", 4, 0))
+    order = torch.randperm(len(A), generator=draw)
+    adam = torch.optim.AdamW(mine.model.parameters(), lr=config.lr, weight_decay=0.0)
+    loop["updates"](mine.model, adam, old, A, batch, loop[loss], order)
+    trainer.step()
+    with torch.no_grad():
+        after = [score(policy.model, batch, 1.0).logp for policy in (mine, theirs)]
+    assert (after[0] - old).abs().max() > 0.1  # the batch has moved the policy
+    torch.testing.assert_close(*after, atol=1e-3, rtol=0)
+
+
+def test_the_loops_llds_is_the_packages(loop):
+    draw = torch.Generator().manual_seed(0)
+    old, new = (-torch.rand(6, 9, generator=draw) for _ in range(2))
+    mask = torch.rand(6, 9, generator=draw) < 0.6
+    mask[:, 0] = False
+    A = torch.tensor([1.0, -1.0, 0.0, 2.0, 0.5, -0.5])
+    kept = preserved_mask(A, mask, "positive")
+    parts = llds_parts(new, old, A, mask, gate="action", preserve="positive")
+    theirs = aggregate(parts.penalty, kept, "token-mean")
+    assert theirs > 0
+    torch.testing.assert_close(loop["llds"](new, old, A, mask), theirs)
