@@ -36,7 +36,7 @@ from lldlib.config import (
     unknown,
 )
 from lldlib.files import claim, refuse_foreign, write_json, write_whole
-from lldlib.hints import check_command, claim_pages, ending, resume_hint
+from lldlib.hints import check_command, claim_pages, command, ending, resume_hint
 from lldlib.recipes import METHODS, start_config, train_config
 from lldlib.seeds import seed_for
 
@@ -187,7 +187,9 @@ def demo(
     if rows:
         figure = save(collapse_figure(runs), out / "figure.png")
         print(f"\n{study.table(rows)}\n\n{study.verdict(rows)}\n")
+        folders = [run.path for found in runs.values() for run in found]
         print(f"figure:  {figure}\nsummary: {out / 'summary.json'}")
+        print(f"one page with every answer: {command('explore', *folders, '--out', 'spiral.html')}")
     return _complain(failures)
 
 

@@ -47,6 +47,10 @@ def test_the_demo_trains_both_arms_and_shows_them(micro, tmp_path):
     assert first[0]["reward/mean"] == first[1]["reward/mean"]
     assert first[0]["likelihood/incorrect"] == first[1]["likelihood/incorrect"]
     assert [run.config["loss"]["llds_coef"] > 0 for run in runs] == [False, True]
+    # the same questions of both, asked from the start on
+    asked = [[(row["step"], row["question"]) for row in run.questions] for run in runs]
+    assert asked[0] == asked[1] and [step for step, _ in asked[0]] == [0] * 6 + [1] * 6 + [2] * 6
+    assert runs[0].questions[:6] == runs[1].questions[:6]
 
     again, *_ = demo(tmp_path, [0], 2, **micro)  # all is done: nothing is trained again
     assert again == rows

@@ -76,7 +76,7 @@ def test_an_arm_has_its_own_colour_wherever_it_stands(tmp_path):
     ]
     arms = data(spiral_page(runs))["arms"]
     assert [(arm["name"], arm["colour"]) for arm in arms] == [
-        ("GRPO at its best rate", "#009E73"),
+        ("GRPO, cooler", "#009E73"),
         ("GRPO + LLDS", "#0072B2"),
         ("nthr", "#CC79A7"),
         ("GRPO, lr=0.001, seed 0", "#D55E00"),

@@ -40,8 +40,8 @@ PANELS = (  # logged keys, of which the first that any run has is drawn; their t
     (("grad/norm",), ("gradient norm",), ""),
 )
 TITLES = {"grpo": "GRPO", "llds": "GRPO + LLDS"}
-BEST = "GRPO at its best rate"
-OWN = {"GRPO": 0, "GRPO + LLDS": 1, BEST: 2}  # places in COLOURS, the same in every figure
+COOLER = "GRPO, cooler"  # at its own best learning rate
+OWN = {"GRPO": 0, "GRPO + LLDS": 1, COOLER: 2}  # places in COLOURS, the same in every figure
 DASHES = ("", "9 4", "2 3", "9 3 2 3", "14 4", "5 2", "1 5")  # a style of line for each arm
 
 
@@ -144,7 +144,7 @@ def _title(config: Mapping[str, Any]) -> str:
     """The name of an arm that every figure knows, or its method."""
     best = built_in(config["policy"], config["data"]["world"]).best_rate
     if config["method"] == "grpo" and config["lr"] == best:
-        return BEST
+        return COOLER
     return TITLES.get(config["method"], config["method"])
 
 
@@ -233,8 +233,7 @@ def _page(data: Mapping[str, Any]) -> str:
     page = TEMPLATE.read_text(encoding="utf-8")
     script = page.rpartition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    *others, final = (arm["name"] for arm in data["arms"])
-    names = f"{', '.join(others)} and {final}" if others else final
+    names = " · ".join(arm["name"] for arm in data["arms"])
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {"HASH": digest, "TITLE": html.escape(f"The death spiral: {names}"), "DATA": text}
     for name in ("HASH", "TITLE", "DATA"):  # the runs last: what stands in them is no part

@@ -133,6 +133,7 @@ def test_without_recorded_answers_it_shows_rollouts(page, tmp_path):
     card = page.locator(".card").inner_text()
     assert "train with --questions-every 1" in card and "sampled in batch 1: in training ?" in card
     assert page.locator("#board table").count() == 0 and page.said == []
+    assert page.locator(".card").bounding_box()["x"] < 20  # no empty place beside it
 
 
 def test_it_works_in_a_notebook_s_frame(page, runs):
