@@ -31,7 +31,8 @@ for coef in [0.0, 0.5] if hasattr(LossConfig, "nll_coef") else [None]:
     row = TrainingRun(config, out / str(coef)).step()
     told["rows"][str(coef)] = {k: v for k, v in row.items() if not k.startswith("time/")}
 told["described"] = {key: describe(key).name for row in told["rows"].values() for key in row}
-told["knobs"] = {k: part.description for k, part in Knobs(lambda turned: None).parts.items()}
+knobs = Knobs("A", lambda turned: None).parts
+told["knobs"] = {k: part.description.removesuffix(" of A") for k, part in knobs.items()}
 told["strip"] = KNOBS
 try:
     grid = parse_grid(["method=grpo,llds", "seed=0", "nll_coef=0,0.5"])

@@ -135,6 +135,16 @@ def test_more_arms_than_colours_is_an_error():
         style.colours([str(i) for i in range(8)])
 
 
+def test_an_arm_has_one_colour_everywhere_and_no_other_run_takes_it():
+    orange, blue, green, pink, *_ = style.COLOURS
+    assert style.colours(["A", "B"]) == {"A": orange, "B": blue}
+    shown = style.colours(["GRPO + LLDS", "B", "GRPO, cooler"])
+    assert shown == {"GRPO + LLDS": blue, "B": pink, "GRPO, cooler": green}
+    rescue = style.colours(["nothing changed", "a fifth of the rate", "more rows per update"])
+    assert list(rescue.values()) == [orange, green, pink]
+    assert len(set(style.colours(["GRPO", *"123456"]).values())) == 7
+
+
 def small_run(path, values):
     writer = RunWriter.create(path, {})
     for step, value in enumerate(values):

@@ -105,6 +105,17 @@ def test_a_run_that_has_just_begun_has_its_axes(tmp_path):
     assert "no batch yet" in curves_text({"A": Run(tmp_path / "new")})
 
 
+def test_the_axis_goes_to_where_a_run_was_told_to_end(tmp_path):
+    """As a rescue tells its branches: a few batches past their checkpoint."""
+    writer = RunWriter.create(tmp_path / "run", describe(train_config("grpo", 0, steps=40)))
+    writer.metrics(0, {"reward/mean": 0.5})
+    assert lab_figure({"A": Run(tmp_path / "run")}).axes[1].get_xlim() == (0, 40)
+    writer.event(1, "knob", steps=18)
+    writer.close()
+    run = Run(tmp_path / "run")
+    assert lab_figure({"A": run}).axes[1].get_xlim() == (0, 18) and knob_changes(run) == []
+
+
 def test_the_ghost_lies_pale_behind_and_is_there_before_any_run(tmp_path):
     ghost = make_run(tmp_path / "ghost", dies=True)
     for runs in ({}, {"A": make_run(tmp_path / "A", dies=False, batches=9)}):

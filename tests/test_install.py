@@ -285,6 +285,7 @@ def test_the_wheel_holds_every_module_and_what_commands_read(wheel):
     beside = {f"lldlib/notebooks/{file.name}" for file in (ROOT / "notebooks").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules | beside
     assert "lldlib/doctor/evidence.json" in names
+    assert {"lldlib/show/picture.js", "lldlib/show/predict.js"} <= set(names)
     for pattern in PROJECT["tool"]["setuptools"]["package-data"]["lldlib.data"]:
         files = [file for file in (ROOT / "data").glob(pattern) if file.is_file()]
         assert files, pattern

@@ -3,7 +3,9 @@
 import json
 
 import ipywidgets
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from test_figures import make_run
 
 from lldlib.show.predict import DrawPrediction, Predict, compare, prediction_figure
@@ -117,3 +119,32 @@ def test_the_answer_is_folded_where_no_kernel_runs_and_must_be_a_choice():
     assert "b. So." in folded and "So." not in page.removesuffix(folded)
     with pytest.raises(ValueError, match="none of the choices: a, b"):
         Predict("Which?", ["a", "b"], answer="c", why="")
+
+
+CELLS = (
+    """
+import tempfile
+from pathlib import Path
+from lldlib.config import data_dir
+from lldlib.runs.folder import Run
+from lldlib.show.lab import LiveLab
+from lldlib.show.predict import DrawPrediction, Predict
+from lldlib.train.live import Replay
+died = Run(data_dir() / "atlas/demo/grpo-seed0")
+lab = LiveLab(Replay(died, Path(tempfile.mkdtemp(prefix="lab-")) / "replay"))
+lab.play()
+lab""",
+    "(asked := Predict('Which?', ['a', 'b'], answer='b', why='So.'))",
+    "(guess := DrawPrediction(died))",
+    "assert asked.given is None and guess.found is None and len(guess.drawn) == 25",
+)
+
+
+def test_a_notebook_runs_without_a_reader_and_keeps_what_can_be_read_without_a_kernel():
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    NotebookClient(book, timeout=600, kernel_name="python3").execute()
+    kept = [cell.outputs[-1]["data"] for cell in book.cells[:3]]
+    view = "application/vnd.jupyter.widget-view+json"
+    assert all(view in data for data in kept)
+    assert "image/png" in kept[0] and "image/png" in kept[2]
+    assert "<summary>The answer</summary>b. So." in kept[1]["text/html"]

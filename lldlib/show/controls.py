@@ -2,6 +2,7 @@
 
 import base64
 import io
+import threading
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from lldlib.recipes import METHODS, built_in
 from lldlib.runs.summary import value_text
 
 DPI = 100
+PEN = threading.Lock()  # matplotlib sets a text of powers in one thread at a time
 WIDE = {"description_width": "initial"}
 RATES = (5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
 FIRST = ("method", "lr", "llds_coef")  # knobs that are always in view
@@ -32,7 +34,8 @@ KNOBS = {  # what each knob is called where it was turned, by the field that it 
 def png(figure: Figure) -> bytes:
     """The figure as a picture."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    with PEN:
+        figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
     return buffer.getvalue()
 
 
@@ -99,9 +102,9 @@ class Knobs(ipywidgets.VBox):
         loss = _loss_parts()
         self._loss = tuple(loss)  # knobs that are fields of the loss
         self.parts: dict[str, ipywidgets.Widget] = {
-            "method": _menu("method", "a preset of lldlib.recipes", 150, list(METHODS)),
+            "method": _menu("method", "a preset of lldlib.recipes", 140, list(METHODS)),
             "lr": control(
-                ipywidgets.SelectionSlider, "lr", "learning rate", 190, options=_rates(0.0)
+                ipywidgets.SelectionSlider, "lr", "learning rate", 175, options=_rates(0.0)
             ),
             **loss,
             "updates_per_batch": control(
@@ -160,7 +163,7 @@ class Knobs(ipywidgets.VBox):
 
 def _loss_parts() -> dict[str, ipywidgets.Widget]:
     """A slider for the weight of each term with a symbol, then that term's choices."""
-    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 210}
+    weight = {"min": 0.0, "max": 2.0, "step": 0.1, "readout_format": ".1f", "width": 190}
     parts, kinds = {}, typing.get_type_hints(LossConfig)
     for term in REGULARIZERS:
         if term.symbol:

@@ -3,6 +3,9 @@
 Training happens in one worker thread, batch by batch; the kernel's own thread only shows what is
 new, so cells can be run meanwhile. What the lab does to a run passes through that one thread too,
 so it always falls between two batches.
+
+What is done to runs is in `steering`, the controls are in `bar`, and what is seen is in `views`:
+curves (`steered`), words (`says`), and who lives.
 """
 
 import asyncio

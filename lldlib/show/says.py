@@ -75,7 +75,7 @@ def said_html(name: str, run: Run) -> str:
     batches = records[0]["step"] + (0 if fixed else 1)
     when = f"after {batches} batches" if batches else "before the first batch"
     what = "always the same two questions" if fixed else "two episodes of its last batch"
-    key = f"{LOGP.name} {LOGP.colours}, in nats"
+    key = f"colour: {LOGP.name} in nats, {LOGP.colours}"
     head = f"<b>What {html.escape(name)} says {when}</b> ({what}; {key})"
     episodes = "".join(f"<div>{_episode(record)}</div>" for record in records)
     return f'{STYLE}<div class="lab-says">{head}<div class="lab-two">{episodes}</div></div>'

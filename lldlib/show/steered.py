@@ -259,8 +259,9 @@ def _name_ends(ax: Axes, runs: Mapping[str, Run], end: int) -> None:
 
 
 def _last(run: Run) -> int:
-    """Where a run ends, or should end, in batches."""
-    return max(len(run.metrics), run.config.get("steps", 0))
+    """Where a run ends, or should end by its settings, in batches."""
+    turned = [event["steps"] for event in run.events if "steps" in event]
+    return max(len(run.metrics), *turned[-1:], 0 if turned else run.config.get("steps", 0))
 
 
 def _happenings(run: Run) -> list[tuple[int, str, tuple]]:

@@ -16,7 +16,12 @@ from lldlib.runs.folder import Run
 from lldlib.runs.phases import Phase, Phases
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-ARM_COLOURS = {"GRPO": COLOURS[0], "GRPO + LLDS": COLOURS[1], "GRPO, cooler": COLOURS[2]}
+ARM_COLOURS = {"GRPO": COLOURS[0], "GRPO + LLDS": COLOURS[1], "GRPO, cooler": COLOURS[2]} | {
+    "LLDS": COLOURS[1],
+    "nothing changed": COLOURS[0],  # in a rescue
+    "LLDS on": COLOURS[1],
+    "a fifth of the rate": COLOURS[2],
+}
 SHADES: dict[Phase, str] = {
     "steady": "#f7f7f7",
     "learning": "#d9f0e4",
@@ -49,8 +54,11 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     if len(names) > len(COLOURS):
         raise ValueError(f"{len(names)} arms but only {len(COLOURS)} colours: draw fewer at once")
     own = {name: ARM_COLOURS[name] for name in names if name in ARM_COLOURS}
-    free = (colour for colour in COLOURS if colour not in own.values())
-    return {name: own.get(name) or next(free) for name in names}
+    free = [colour for colour in COLOURS if colour not in own.values()]
+    if own:  # what has no colour of its own takes no arm's while there are others
+        free.sort(key=lambda colour: colour in ARM_COLOURS.values())
+    rest = iter(free)
+    return {name: own.get(name) or next(rest) for name in names}
 
 
 def label_ends(ax: Axes) -> Axes:

@@ -46,7 +46,8 @@ def draw(
 ) -> Shown:
     """Read the run folders, and make what was asked for."""
     drawn = rescued if asked.view == "Rescue" else runs
-    figure = lab_figure(drawn, ghost=ghost, width=inches(asked.width))
+    behind = None if asked.view == "Rescue" else ghost
+    figure = lab_figure(drawn, ghost=behind, width=inches(asked.width))
     table = words = ""
     if asked.view == "Rescue" and not rescued:
         table = "<p>Choose a run and a checkpoint, then press <b>Rescue it</b>.</p>"

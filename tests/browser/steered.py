@@ -12,7 +12,7 @@ from lldlib.train.live import Replay, live
 from lldlib.types import TokenInfo
 
 folder = Path(tempfile.mkdtemp(prefix="lab-"))
-hot = Run(data_dir() / "atlas/main/grpo-seed0")
+hot = Run(data_dir() / "atlas/demo/grpo-seed0")
 quick = {"steps": 60, "problems": 4, "updates_per_batch": 4}
 # %%
 (

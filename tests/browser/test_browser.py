@@ -79,6 +79,11 @@ def button(page, name: str):
     return page.locator(".widget-button").filter(has_text=re.compile(rf"^\s*{name}\s*$")).first
 
 
+def toggle(page, name: str):
+    pattern = re.compile(rf"^\s*{re.escape(name)}\s*$")
+    return page.locator(".widget-toggle-button").filter(has_text=pattern).first
+
+
 def dropdown(page, label: str):
     labelled = page.locator(".widget-dropdown").filter(has=page.get_by_text(label, exact=True))
     return labelled.first.locator("select")
@@ -149,7 +154,7 @@ def steer(page, folder: Callable[[], Path], shots: Path) -> None:
     button(page, "Step").click()
     reaches(page, r"\| B: (\d+) of", knob["step"] + 1)
     page.screenshot(path=shots / "branched.png")
-    page.locator(".widget-toggle-button").filter(has_text=re.compile("^GRPO$")).first.click()
+    toggle(page, "GRPO").click()
     dropdown(page, "checkpoint at batch").select_option("0")
     button(page, "Rewind").click()
     reaches(page, r"^paused \| GRPO: 0 of")
@@ -172,7 +177,7 @@ def use_the_kernel(page) -> None:
         "([e, old]) => /\\d/.test(e.textContent) && e.textContent.trim() != old.trim()",
         [prompt.element_handle(), before],
     )
-    assert page.locator(".lab-status").inner_text().startswith("playing")
+    assert page.locator(".lab-status").first.inner_text().startswith("playing")
     command(page, "notebook:interrupt-kernel")
     reaches(page, "^paused")
 
@@ -259,7 +264,7 @@ def draw_by_keyboard(page) -> None:
     box = page.locator(".draw-prediction").last
     box.locator("summary").focus()
     page.keyboard.press("Enter")
-    slider = box.get_by_label("mean reward at batch 39")
+    slider = box.get_by_label("mean reward at batch 24")
     slider.focus()
     page.keyboard.press("End")
     assert box.locator("path.drawn").count() == 1
@@ -271,7 +276,7 @@ def draw_by_keyboard(page) -> None:
 
 def rescue(page, folder: Path, shots: Path) -> None:
     """Four branches side by side, then who lives."""
-    page.locator(".widget-text").filter(has_text="for so many batches").locator("input").fill("1")
+    page.get_by_role("spinbutton", name="for so many batches").first.fill("1")
     page.keyboard.press("Tab")
     button(page, "Rescue it").click()
     reaches(page, "^working: rescuing GRPO")
@@ -283,10 +288,10 @@ def rescue(page, folder: Path, shots: Path) -> None:
     found = [Run(folder.with_name(f"lab-rescue{n}")) for n in (1, 2, 3, 4)]
     assert len({len(run.metrics) for run in found}) == 1
     page.screenshot(path=shots / "rescued.png")
-    button(page, "Compare").click()
+    toggle(page, "Compare").click()
     page.locator(".lab-fates").first.get_by_text("GRPO + LLDS").wait_for()
     page.screenshot(path=shots / "compared.png")
-    button(page, "Curves").click()
+    toggle(page, "Curves").click()
     page.locator(".lab-says").first.wait_for()
 
 
