@@ -6,8 +6,6 @@ from math import log
 from statistics import fmean, stdev
 from typing import Literal
 
-from lldlib.world.protocol import parse_action
-
 Function = Callable[..., object]
 
 
@@ -209,14 +207,6 @@ check_verdict = exercise(
     Case(([0.91, 0.93, 0.68], [0.61, 0.64, 0.37]), "not told apart", "GRPO is ahead there."),
 )
 
-# -- notebooks 00 to 03: what an episode is, and which tokens are trained --------------------------
-
-hint = "Four numbers of 4 bytes for each parameter: weight, gradient, first and second moment."
-check_training_bytes = exercise(
-    "`function(parameters)`: bytes of float32 weights, gradients and AdamW's two moments.",
-    *[Case((size,), 16 * size, hint) for size in (1, 1000, 494_000_000)],
-)
-
 check_action_mask = exercise(
     "`function(turns)` of (role, number of tokens) pairs: one bool a token, True for actions.",
     Case(
@@ -232,130 +222,7 @@ check_action_mask = exercise(
     Case(([("prompt", 2)],), [False, False], "A row without an action has an empty mask."),
 )
 
-texts = {
-    "<search> capital Laos </search>": "Strip the spaces around the content.",
-    "<think> so Rome </think> <answer> Rome </answer>": "Text before the tag does not matter.",
-    "<search> a </search> <answer> b </answer>": "The first complete pair counts.",
-    "<answer> Rome": "A tag that never closes is only text: the action is invalid.",
-    "<search>  </search>": "A search without a query is invalid.",
-    "<think> hmm </think>": "Neither a search nor an answer: invalid.",
-    "<search> a <answer> b </answer>": "The search never closes, so the answer is first.",
-}
-check_read_action = exercise(
-    "`function(text)`: the (kind, content) of the first complete tag pair of a turn.",
-    *[Case((t,), (parse_action(t).kind, parse_action(t).content), h) for t, h in texts.items()],
-)
-
-row, chosen = [-1.0, -8.0, -2.0, -3.0], [True, False, True, True]
-check_masked_mean = exercise(
-    "`function(values, mask)`: the mean of the values whose mask is True; 0.0 if none is.",
-    Case((row, chosen), -2.0, "Divide by the number of True, not by the length of the row."),
-    Case((row, [False, True, False, False]), -8.0, "Only the second value counts here."),
-    Case((row, [False] * 4), 0.0, "An empty mask gives 0.0: nothing to train, no nan."),
-)
-
-check_answer_mask = exercise(
-    "`function(words)`: one bool a word of one turn, True from <answer> to </answer>.",
-    *[
-        Case((text.split(),), [False] * before + [True] * inside + [False] * after, hint)
-        for text, before, inside, after, hint in (
-            ("<think> so </think> <answer> Rome </answer>", 3, 3, 0, "The tags belong to it."),
-            ("<search> capital Italy </search>", 4, 0, 0, "No answer, no True."),
-            ("<answer> Rome", 2, 0, 0, "A tag that never closes is only text: nothing is True."),
-            ("<answer> a </answer> b </answer>", 0, 3, 2, "It ends at the first closing tag."),
-        )
-    ],
-)
-
-# -- 06 and 07: displacement, NTHR, the gates of LLDS ----------------------------------------------
-
-old, new = [[-1.0, -2.0], [-1.0], [-3.0, -1.0]], [[-1.5, -2.0], [-0.5], [-4.0, -1.5]]
-check_displacement = exercise(
-    "`function(old, new, rewards)`: mean over correct responses of the sum of new - old (nats).",
-    Case((old, new, [1, 0, 1]), -1.0, "Rows 0 and 2 are correct: -0.5 and -1.5."),
-    Case((old, new, [0, 1, 0]), 0.5, "Sum over the tokens of a response, no mean."),
-    Case((old, new, [0, 0, 0]), None, "No correct response, no displacement: give None."),
-)
-
-wrong = ((1, -1), (2, 0))
-check_nthr_score = exercise(
-    "`function(right, wrong)`: sum over right tokens of <g, g'> <h, h'>; a token is (g, h).",
-    Case(([((1, -1), (1, 0))], wrong), 4, "<g, g'> is 2 and <h, h'> is 2: multiply them."),
-    Case(([((1, -1), (1, 0)), ((-1, 1), (1, 5))], wrong), 0, "Sum over the right tokens."),
-    Case(([((1, -1), (0, 1))], wrong), 0, "Orthogonal contexts do not feel each other."),
-)
-
-check_action_gate = exercise(
-    "`function(falls, actions)`: what LLDS charges each token of a good row by the action gate; "
-    "`actions`: the number of each token's action, 0 where the policy did not choose it.",
-    Case(
-        ([1.0, -0.5, 0.0, 0.5, -1.0], [1, 1, 0, 2, 2]),
-        [1.0, 0.0, 0.0, 0.0, 0.0],
-        "Action 1 fell by 0.5, so its falling tokens pay; action 2 rose as a whole.",
-    ),
-    Case(([0.5, -0.5], [1, 1]), [0.0, 0.0], "A sum of exactly 0 leaves the gate shut: > 0."),
-    Case(([2.0, 1.0], [0, 1]), [0.0, 1.0], "A token outside the actions is never charged."),
-)
-
-# -- 04, 05, 11 and 12: whole runs -----------------------------------------------------------------
-
-hint = "The rollouts are dealt out evenly; only the first update meets the policy that sampled."
-check_rows_and_lag = exercise(
-    "`function(problems, group_size, updates)`: responses an update, updates before the last.",
-    Case((512, 5, 10), (256, 9), hint),
-    Case((16, 5, 16), (5, 15), hint),
-    Case((16, 5, 1), (80, 0), hint),
-)
-
-hint = "Of the 2 ** n ways in which n coins fall, count those with at least `wins` heads."
-check_sign_test = exercise(
-    "`function(wins, losses)`: the chance that a fair coin does as well as `wins` or better.",
-    Case((5, 0), 1 / 32, hint),
-    Case((3, 2), 16 / 32, hint),
-    Case((9, 1), 11 / 1024, hint),
-    Case((0, 4), 1.0, hint),
-    digits=6,
-)
-
-check_rings = exercise(
-    "`function(changes, lost, start)`: the first batch from `start` on that lost over `lost`.",
-    Case(([0.1, -0.25, -0.75, -1.0], 0.5, 0), 2, "The first one counts."),
-    Case(([-1.0, 0.0, -0.75], 0.5, 1), 2, "Batches before `start` are not watched."),
-    Case(([0.1, -0.5, None], 0.5, 0), None, "None rings nothing, nor does a loss of just `lost`."),
-)
-
-check_order_of = exercise(
-    "`function(onsets)`: the names by their batch, without those that never left.",
-    Case(({"reward": 40, "likelihood": 12},), ("likelihood", "reward"), "Earliest first."),
-    Case(({"reward": 40, "norm": None},), ("reward",), "None never left: leave it out."),
-    Case(({"norm": 9, "entropy": 9},), ("norm", "entropy"), "A tie keeps the given order."),
-)
-
-hint = "Without a hit the upper end is z^2 / (n + z^2): solve for n and round up."
-check_seeds_needed = exercise(
-    "`function(limit)`: the fewest seeds that, if none collapses, put Wilson's upper end there.",
-    *[Case((limit,), n, hint) for limit, n in ((0.5, 4), (0.28, 10), (0.1, 35))],
-)
-
-check_paired_difference = exercise(
-    "`function(a, b)` of {seed: value}: mean and standard error of a - b over common seeds.",
-    Case(
-        ({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.0}),
-        (0.5, 0.25),
-        "Take the difference seed by seed, then its mean.",
-    ),
-    Case(
-        ({0: 1.0, 1: 0.5, 7: 9.0}, {1: 0.0, 0: 0.75}),
-        (0.375, 0.125),
-        "A seed that only one arm has says nothing.",
-    ),
-    Case(
-        ({0: 0.5, 1: 0.5, 2: 0.5}, {0: 0.0, 1: 0.5, 2: 1.0}),
-        (0.0, 0.288675),
-        "The deviation divides by n - 1.",
-    ),
-    digits=6,
-)
+# -- notebooks 6 to 10 -----------------------------------------------------------------------------
 
 
 def check_diagnosis(
@@ -394,46 +261,6 @@ def balanced_accuracy(guesses: Sequence[object], labels: Sequence[object]) -> fl
     return fmean(shares)
 
 
-# -- 09 and 10: rare tokens, Lp-Reg ----------------------------------------------------------------
-
-check_entropy = exercise(
-    "`function(probabilities)`: the entropy in nats, compared to three decimals.",
-    Case(([0.25] * 4,), 1.386, "Four equal choices: ln 4 nats, the natural logarithm."),
-    Case(([0.5, 0.5, 0.0],), 0.693, "What cannot be drawn adds nothing: skip p = 0."),
-    Case(([1.0],), 0.0, "A certain choice has no entropy."),
-    Case(([0.7, 0.2, 0.1],), 0.802, "The sum of -p ln p over the list."),
-    digits=3,
-)
-
-probs = [0.9, 0.01, 0.3, 0.02, 0.03]
-check_rare_and_wrong = exercise(
-    "`function(probabilities, advantages, share)`: indices of the rarest share with A < 0.",
-    Case((probs, [1, -1, 1, 1, -1], 0.6), [1, 4], "The rarest 3 of 5 are 1, 3 and 4."),
-    Case((probs, [1, -1, -1, 1, -1], 0.4), [1], "First the share of all tokens, then A."),
-    Case((probs, [-1] * 5, 0.41), [1, 3, 4], "2.05 tokens are rounded up to 3."),
-    Case((probs, [1, 0, 1, 0, 0], 0.6), [], "An advantage of 0 is not negative."),
-)
-
-check_proxy = exercise(
-    "`function(probabilities, kappa)`: the min-p proxy, compared to three decimals.",
-    Case(([0.5, 0.4, 0.1], 0.5), [0.556, 0.444, 0.0], "0.1 is under 0.5 * 0.5: dropped."),
-    Case(([0.5, 0.25, 0.25], 0.5), [1.0, 0.0, 0.0], "At the threshold is not over it."),
-    Case(([0.25] * 4, 0.9), [0.25] * 4, "Measured against the largest, not against 1."),
-    digits=3,
-)
-
-hint = "Solve |A| gamma = 1 / (Z gamma) - 1 for gamma > 0: a quadratic equation."
-check_floor_ratio = exercise(
-    "`function(advantage, kept_mass)`: the ratio at which both pulls cancel, three decimals.",
-    Case((-1.0, 1.0), 0.618, hint),
-    Case((-1.0, 0.97), 0.632, hint),
-    Case((-2.0, 1.0), 0.5, hint),
-    Case((-0.25, 0.8), 1.0, hint),
-    digits=3,
-)
-
-# -- 13: scores of answers, and weights in four bits -----------------------------------------------
-
 hint = "Lower case, no punctuation, no articles, single spaces; then compare the whole text."
 check_exact_match = exercise(
     "`function(prediction, answers)`: 1.0 if one of the answers is meant, else 0.0.",
@@ -441,31 +268,6 @@ check_exact_match = exercise(
     Case(("River  nile", ["Nile", "River Nile"]), 1.0, "Any accepted answer counts."),
     Case(("the Nile in Egypt", ["Nile"]), 0.0, "A part of the text is no match."),
     Case(("theatre", ["atre"]), 0.0, "An article is a whole word."),
-)
-
-hint = "Divide by the largest size in the block, take the nearest level, multiply back."
-levels = [-1.0, -0.5, 0.0, 0.5, 1.0]
-check_block = exercise(
-    "`function(weights, levels)`: what a block of weights is after its trip through the levels.",
-    Case(([0.2, -0.4, 0.05], levels), [0.2, -0.4, 0.0], hint),
-    Case(([3.0, 1.0, -1.4], levels), [3.0, 1.5, -1.5], hint),
-    Case(([-2.0, 1.9], levels), [-2.0, 2.0], "The scale is a size: it has no sign."),
-    digits=3,
-)
-
-# -- 14: methods compared, what Lp-Reg can hold, several samples of one question -------------------
-
-hint = "Seed by seed a - b; its mean -+ t times its deviation / sqrt(n)."
-check_paired_interval = exercise(
-    "`function(a, b, t)` of {seed: value}: lower and upper end of the interval of a - b.",
-    Case(({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.0}, 2.0), (0.0, 1.0), hint),
-    Case(({0: 0.5, 1: 0.75}, {1: 0.0, 0: 0.25}, 1.0), (0.25, 0.75), "Pair by seed, not by place."),
-    Case(
-        ({2: 1.0, 3: 0.5, 4: 0.5}, {2: 0.5, 3: 0.5, 4: 0.5}, 3.0),
-        (-0.333, 0.667),
-        "The deviation divides by n - 1, and the interval may reach below 0.",
-    ),
-    digits=3,
 )
 
 check_holds = exercise(
@@ -489,24 +291,6 @@ check_pass_at_k = exercise(
     digits=3,
 )
 
-# -- 15: what a run costs in memory and in tokens --------------------------------------------------
-
-check_cache_bytes = exercise(
-    "`function(layers, kv_heads, head_size, tokens, rows, item)`: bytes of the key-value cache.",
-    Case((1, 1, 1, 1, 1, 1), 2, "One key and one value: two numbers."),
-    Case((2, 2, 64, 10, 1, 2), 10_240, "2 * layers * kv_heads * head_size * tokens."),
-    Case((36, 2, 128, 2048, 40, 2), 3_019_898_880, "Every row has a cache of its own."),
-)
-
-check_lora_parameters = exercise(
-    "`function(rank, shapes)`: numbers that LoRA adds to linear layers of shapes (in, out).",
-    Case((8, [(10, 20)]), 240, "A is rank x in, B is out x rank."),
-    Case((16, [(2048, 2048), (2048, 256)]), 102_400, "Sum over the layers."),
-    Case((4, []), 0, "No layer, no adapter."),
-)
-
-# -- 16: other engines -----------------------------------------------------------------------------
-
 check_updates = exercise(
     "`function(accumulation, split, iterations)`: optimiser updates of a rollout batch in TRL.",
     Case((1, 10, 1), 10, "Ten micro-batches, an update after each."),
@@ -515,20 +299,11 @@ check_updates = exercise(
     Case((2, 2, 3), 3, "Each pass over the rollout batch makes its updates again."),
 )
 
-check_divisor = exercise(
-    "`function(counts)`: what a process divides by, from token counts [process][micro-batch].",
-    Case(([[30, 10]],), 40.0, "One process: the tokens of all its micro-batches."),
-    Case(([[30, 10], [20, 0]],), 30.0, "The mean over 2 processes divides by 2 once more."),
-    Case(([[6], [0], [0]],), 2.0, "A process without a preserved token divides alike."),
-)
-
-# -- notebooks 6 to 10 -----------------------------------------------------------------------------
-
 
 def check_answer(given: object, right: object, hint: str) -> Verdict:
     """A single answer: a number, a word or a set of them; None is an open exercise."""
     if given is None:
-        return Verdict("open", "Not filled in yet: put your answer in place of None.")
+        return OPEN
     if given == right:
         return Verdict("right", "Right.")
     return Verdict("wrong", f"Not yet: {hint}")
