@@ -45,6 +45,7 @@ __all__ = [
     "transcript_figure",
 ]  # fmt: skip
 
+checks: ModuleType  # the graders of the exercises: see `__getattr__`
 FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and the impatient
 GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
@@ -134,6 +135,13 @@ def roll_out(
     return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
 
 
+def __getattr__(name: str) -> ModuleType:
+    """`checks`, read when it is asked for: see `_graders`."""
+    if name == "checks":
+        return _graders()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _graders() -> ModuleType:
     """The graders of the exercises, which lie beside the notebooks, or in an installed package."""
     package = Path(__file__).resolve().parent
@@ -145,6 +153,3 @@ def _graders() -> ModuleType:
                 spec.loader.exec_module(module)
             return module
     raise FileNotFoundError(f"no exercises.py in {package} or beside it: install lldlib again")
-
-
-checks = _graders()
