@@ -1,6 +1,6 @@
 """What a notebook of the course needs: `from lldlib.course import *` brings the names of `__all__`.
 
-Thin: recorded runs, a live run from the half-taught start, a figure with its alt text, a table.
+Thin: recorded runs, a lab on one of them, fresh answers, a figure with its alt text, a table.
 What only some notebooks need is imported inside, so that the first picture comes soon.
 """
 
@@ -39,19 +39,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
-    "DrawPrediction", "Figure", "LiveLab", "Markdown", "Path", "Predict", "Run", "checks",
-    "data_dir", "demo", "display", "fmean", "label_ends", "live", "load_policy", "losses", "math",
-    "median", "pd", "random", "recorded", "replay", "roll_out", "show", "stdev", "style", "table",
-    "tempfile", "torch", "transcript_figure",
+    "DrawPrediction", "Figure", "Path", "Predict", "Run", "checks", "data_dir", "demo", "display",
+    "fmean", "label_ends", "load_policy", "losses", "math", "median", "pd", "random", "recorded",
+    "replay", "roll_out", "show", "stdev", "style", "table", "tempfile", "torch",
+    "transcript_figure",
 ]  # fmt: skip
 
+checks: ModuleType  # the graders of the exercises: see `__getattr__`
 FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and the impatient
 GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
-KEPT: list[tempfile.TemporaryDirectory] = []
+KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -102,28 +103,12 @@ def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
     display(Markdown(markdown_table(tuple(map(str, heads)), cells)))
 
 
-def live(method: str = "grpo", seed: int = 0, **settings: Any) -> LiveLab:
-    """A lab on a new run from the half-taught start, in a folder that ends with the kernel.
-
-    `settings` are those of `recipes.train_config`; the recorded run of the demo is its ghost.
-    """
-    from lldlib.train import live as runs
-
-    run = runs.live(method, seed, _folder() / "lab", **{"policy": "half_taught"} | settings)
-    return LiveLab(run, ghost=demo("llds" if method == "llds" else "grpo"))
-
-
 def replay(arm: str) -> LiveLab:
     """A lab that plays the demo's recorded run of an arm; training goes on from any batch of it."""
     from lldlib.train.live import Replay
 
-    return LiveLab(Replay(demo(arm), _folder() / "lab"))
-
-
-def _folder() -> Path:
-    """A new folder that is gone when the kernel ends."""
     KEPT.append(tempfile.TemporaryDirectory(prefix="lldlib-course-"))
-    return Path(KEPT[-1].name)
+    return LiveLab({ARMS[arm]: Replay(demo(arm), Path(KEPT[-1].name) / "lab")})
 
 
 def load_policy(name: str) -> "Policy":
@@ -150,6 +135,13 @@ def roll_out(
     return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
 
 
+def __getattr__(name: str) -> ModuleType:
+    """`checks`, read when it is asked for: see `_graders`."""
+    if name == "checks":
+        return _graders()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _graders() -> ModuleType:
     """The graders of the exercises, which lie beside the notebooks, or in an installed package."""
     package = Path(__file__).resolve().parent
@@ -161,6 +153,3 @@ def _graders() -> ModuleType:
                 spec.loader.exec_module(module)
             return module
     raise FileNotFoundError(f"no exercises.py in {package} or beside it: install lldlib again")
-
-
-checks = _graders()
