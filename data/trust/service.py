@@ -180,15 +180,17 @@ def trial(count: int, seed: int) -> tuple[Counter, list[str]]:
                 ways[kind, "error"] += 1
                 if "\n" in str(error):
                     wrong.append(f"search {number}, {kind}: an error of several lines: {error}")
-                if passes and kind not in ("redirect", "status"):
+                # on a busy machine a right answer, too, can come too late
+                late = "no whole answer" in str(error) or "timed out" in str(error)
+                if passes and kind not in ("redirect", "status") and not late:
                     wrong.append(f"search {number}, {kind}: the second attempt was not made")
                 continue
             ways[kind, "found"] += 1
             texts = [[passage.text for passage in row] for row in found]
-            size = 2 if kind == "many" and len(plan[queries[0]]) else 1
-            if texts != [[f"of {query}"] * size for query in queries]:
+            sizes = (1, 2) if kind == "many" else (1,)
+            if texts not in [[[f"of {query}"] * size for query in queries] for size in sizes]:
                 wrong.append(f"search {number}, {kind}: found {texts}")
-            if not passes and kind not in ("many",):
+            if not passes and kind != "many":
                 wrong.append(f"search {number}, {kind}: a fault that was taken for an answer")
     return ways, wrong
 
