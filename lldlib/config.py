@@ -4,6 +4,7 @@ A field's type says which numbers it may have, and `check` holds a config to the
 """
 
 import math
+import sys
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -38,7 +39,8 @@ class Within:
     def __contains__(self, value: float | int) -> bool:
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        return math.isfinite(value) and above and below
+        # a whole number may be larger than any float
+        return above and below and abs(value) <= sys.float_info.max
 
     def __str__(self) -> str:
         if self.high < math.inf:
@@ -87,7 +89,8 @@ def check(config: Any, prefix: str = "") -> None:
 def require(name: str, value: Any, hint: Any) -> None:
     """ValueError, in one line, for a value that is not of that type; see `check`."""
     if wrong := unfit(value, hint):
-        raise ValueError(f"{name} is {value}: use {wrong}")
+        said = "".join(c if c.isprintable() else " " for c in str(value)[:80])
+        raise ValueError(f"{name} is {said}: use {wrong}")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -111,8 +114,13 @@ def unfit(value: Any, hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         return "" if value in choices else f"one of {', '.join(map(str, choices))}"
-    if typing.get_origin(hint) is tuple:
-        return _unfit_list(value, typing.get_args(hint), bounds)
+    if typing.get_origin(hint) in (tuple, list):
+        kinds = typing.get_args(hint)
+        if not isinstance(value, typing.get_origin(hint)):
+            return "a list"
+        return _unfit_list(value, kinds if len(kinds) > 1 else (*kinds, ...), bounds)
+    if hint in (str, bool):
+        return "" if isinstance(value, hint) else {str: "a text", bool: "true or false"}[hint]
     if hint in (int, float):
         whole = isinstance(value, int) and not isinstance(value, bool)
         fits = (whole or (hint is float and isinstance(value, float))) and value in bounds
@@ -290,11 +298,13 @@ def train_config_from(raw: dict) -> TrainConfig:
         kept["rollout"], kept["loss"] = RolloutConfig(**kept["rollout"]), LossConfig(**kept["loss"])
         data = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.get("data", {}).items()}
         kept |= {"load": LoadConfig(**kept.get("load", {})), "data": DataConfig(**data)}
-        return TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
-    except (KeyError, TypeError) as error:
+        config = TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"the run's config.json is of another version ({error}): start a new run"
         ) from error
+    check(config)
+    return config
 
 
 @dataclass(frozen=True)

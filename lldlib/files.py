@@ -66,10 +66,18 @@ def open_text(path: Path | str) -> IO[str]:
     )
 
 
+def load_json(data: bytes | str) -> Any:
+    """The value of a JSON text; ValueError too where it is nested deeper than can be read."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def _object(line: bytes, where: str) -> dict:
     try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        row = load_json(line)
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error}); want one object a line") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: want a JSON object, got {type(row).__name__}")

@@ -10,6 +10,7 @@ from lldlib.world.protocol import Action
 
 transcripts = script("trust/transcripts.py")
 service = script("trust/service.py")
+strangers = script("trust/strangers.py")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -53,3 +54,18 @@ def test_the_trial_sees_a_wrong_passage(monkeypatch):
     monkeypatch.setattr(client, "read_answer", lambda data, n: real(data, n)[:1] * n)
     _, wrong = service.trial(12, seed=3)
     assert any("found [[" in fault for fault in wrong)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of means over numbers near 1e100
+@pytest.mark.parametrize("name", strangers.READERS)
+def test_a_broken_file_is_read_or_refused_by_a_line(name):
+    ways, wrong = strangers.trial(name, 60, seed=0)
+    assert wrong == [] and ways["refused"] > 5
+    assert ways["read"] > 5
+
+
+def test_the_trial_sees_an_error_that_is_no_refusal(monkeypatch):
+    reader = strangers.Reader([{"id": "a"}], lambda file: file.read_bytes().decode().strip()[9])
+    monkeypatch.setitem(strangers.READERS, "reckless", reader)
+    _, wrong = strangers.trial("reckless", 60, seed=0)
+    assert any("IndexError" in fault for fault in wrong)

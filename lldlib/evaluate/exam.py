@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from lldlib.config import ExamConfig, RolloutConfig
 from lldlib.evaluate.scores import Prediction, read_predictions
-from lldlib.files import write_json, write_whole
+from lldlib.files import load_json, write_json, write_whole
 from lldlib.policy.load import Policy
 from lldlib.retrieval import NoRetriever, Retriever
 from lldlib.rollout.loop import Rollout
@@ -141,7 +141,7 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, settings)
         return
-    there = json.loads(path.read_bytes())
+    there = load_json(path.read_bytes())
     for name in settings.keys() | there.keys():
         if settings.get(name) != there.get(name):
             raise ValueError(

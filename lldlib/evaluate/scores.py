@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lldlib.files import read_jsonl
+from lldlib.config import check
+from lldlib.files import one_line, read_jsonl
 
 RESAMPLES, LEVEL = 10_000, 0.95
 
@@ -41,8 +42,10 @@ def read_predictions(path: Path | str) -> list[Prediction]:
     for where, row in read_jsonl(path):
         try:
             one = Prediction(**row)
-        except TypeError as error:
-            raise ValueError(f"{where}: not a prediction ({error}); remove the line") from error
+            check(one)
+        except (TypeError, ValueError) as error:
+            reason = one_line(str(error))
+            raise ValueError(f"{where}: not a prediction ({reason}); remove the line") from error
         if (one.id, one.sample) in found:
             raise ValueError(f"{where}: '{one.id}', sample {one.sample}, stands here twice")
         found[one.id, one.sample] = one

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from lldlib.files import clean, one_line
+from lldlib.files import clean, load_json, one_line
 from lldlib.retrieval.passages import Hit, Passage, RetrieverError, ScoredRetriever, check_k
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class HTTPRetriever(ScoredRetriever):
                 reason = one_line(str(error))
                 if error.status < 500 and error.status not in TRY_LATER:
                     raise RetrieverError(f"{self.url} refused the request: {reason}") from error
-            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = one_line(f"{type(error).__name__}: {error}")
             else:
                 self._down = False
@@ -143,7 +143,7 @@ class HTTPRetriever(ScoredRetriever):
 
 def read_answer(data: bytes, queries: int) -> list[list[Hit]]:
     """The hits in a service's answer; ValueError where it is not of the protocol's shape."""
-    answer = json.loads(data)
+    answer = load_json(data)
     rows = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise ValueError("the answer has no list of lists under 'result'")

@@ -7,7 +7,7 @@ from pathlib import Path
 import bm25s
 from tqdm import tqdm
 
-from lldlib.files import remade_folder, writing
+from lldlib.files import load_json, remade_folder, writing
 from lldlib.retrieval.passages import (
     Hit,
     Passage,
@@ -57,7 +57,7 @@ def open_index(corpus: Path | str, folder: Path | str) -> DiskRetriever:
     """
     corpus, folder = Path(corpus), Path(folder)
     try:
-        made_from = json.loads((folder / SOURCE).read_bytes())
+        made_from = load_json((folder / SOURCE).read_bytes())
     except (OSError, ValueError):
         made_from = None
     if made_from is None or made_from != _fingerprint(corpus):

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lldlib.files import refuse_foreign, write_json, write_whole, writing
+from lldlib.files import load_json, refuse_foreign, write_json, write_whole, writing
 
 try:
     import fcntl
@@ -37,6 +37,7 @@ except ImportError:  # Windows, where two writers are not told apart
 
 log = logging.getLogger(__name__)
 
+LARGEST = 1e100  # of a metric: training in float32 makes none over 3.4e38
 CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
 QUESTIONS = "questions.jsonl"
 LOGS = (METRICS, ROLLOUTS, EVENTS, QUESTIONS)
@@ -216,14 +217,26 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The settings of the run."""
         try:
-            return json.loads((self.path / CONFIG).read_bytes())
+            config = load_json((self.path / CONFIG).read_bytes())
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG} is not valid JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"{self.path / CONFIG} holds no settings: it is no JSON object")
+        return config
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row per rollout batch."""
-        return self._rows(METRICS)
+        """One row per rollout batch: numbers, or None where a batch has none."""
+        rows = self._rows(METRICS)
+        for row in rows:
+            for key, value in row.items():
+                number = value is None or isinstance(value, (int, float))
+                if not number or (value is not None and abs(value) > LARGEST):
+                    raise ValueError(
+                        f"{self.path / METRICS}, step {row['step']}: {key[:80]!r} is no number, or "
+                        f"one over {LARGEST:g}; remove it"
+                    )
+        return rows
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -286,7 +299,7 @@ class Run:
             steps = ", ".join(map(str, checkpoints))
             raise FileNotFoundError(f"{self.path} has no checkpoint {chosen}, only {steps}")
         folder = checkpoints[chosen]
-        return load_file(folder / TENSORS), json.loads((folder / STATE).read_bytes())
+        return load_file(folder / TENSORS), load_json((folder / STATE).read_bytes())
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         rows = [row for _, row in _read_lines(self.path / name)]
@@ -316,7 +329,7 @@ def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = load_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
@@ -324,7 +337,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        json.loads((folder / STATE).read_bytes())
+        load_json((folder / STATE).read_bytes())
         with safe_open(folder / TENSORS, framework="pt"):  # checks the file's length
             return True
     except (OSError, ValueError, SafetensorError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lldlib.config import DemonstrationConfig
-from lldlib.files import Foreign, clean, read_jsonl
+from lldlib.files import Foreign, clean, read_jsonl, text_field
 from lldlib.retrieval import Passage, Retriever, words
 from lldlib.rollout.batch import demonstration
 from lldlib.rollout.loop import TokenText
@@ -125,6 +125,8 @@ def _answer(
 # -- gold passages ---------------------------------------------------------------------------------
 
 _NEEDS = ("I need to find out: {}", "I should search for: {}", "What I have to know: {}")
+PARAGRAPH = ("text", "title")  # fields of a paragraph of the context
+KINDS = {dict: "objects", str: "texts", int: "whole numbers"}  # in errors
 _AT_ONCE = "I answer what I know."
 _NOTES = ("I found: {}.", "The passages say: {}.", "So now I know: {}.")
 
@@ -166,20 +168,39 @@ def load_gold_paths(path: Path | str) -> list[GoldPath]:
 
 def _gold_path(question: Question, row: dict, where: str) -> GoldPath:
     context = [
-        Passage(f"{row['id']}-{number}", paragraph["text"], paragraph["title"])
-        for number, paragraph in enumerate(row.get("context", []))
+        Passage(f"{row['id']}-{number}", *(text_field(part, name, where) for name in PARAGRAPH))
+        for number, part in enumerate(_list(row, "context", dict, where))
     ]
-    titles = list(map(clean, row.get("supporting_titles", [])))  # as those of passages are
-    index = row.get("supporting_idx")
-    if index is None:
-        index = [i for i, passage in enumerate(context) if passage.title in titles]
+    named = _list(row, "supporting_titles", str, where)
+    titles = set(map(clean, named))  # as those of passages are
+    index = [i for i, passage in enumerate(context) if passage.title in titles]
+    if row.get("supporting_idx") is not None:
+        index = _list(row, "supporting_idx", int, where)
+    if not all(0 <= i < len(context) for i in index):
+        raise ValueError(f"{where}: 'supporting_idx' names a paragraph that is not in 'context'")
     gold = [context[i] for i in index]
     if not gold:
         raise ValueError(f"{where}: no paragraph of 'context' is named in 'supporting_titles'")
-    steps = row.get("decomposition")
+    steps = _list(row, "decomposition", dict, where)
+    for step in steps:
+        for name in ("question", "answer"):
+            text_field(step, name, where)
+        if step.get("title"):
+            text_field(step, "title", where)
     hops = _step_hops(steps, gold) if steps else _title_hops(question, gold)
     others = tuple(passage for passage in context if passage not in gold)
-    return GoldPath(question, hops, others, row.get("last_thought", ""))
+    thought = text_field(row, "last_thought", where) if row.get("last_thought") else ""
+    return GoldPath(question, hops, others, thought)
+
+
+def _list(row: dict, name: str, kind: type, where: str) -> list:
+    """The list under `name`, empty where there is none; ValueError for one of other things."""
+    found = row.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(type(item) is kind for item in found):
+        raise ValueError(f"{where}: '{name}' is no list of {KINDS[kind]}")
+    return found
 
 
 def _title_hops(question: Question, gold: list[Passage]) -> tuple[GoldHop, ...]:

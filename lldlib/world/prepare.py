@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lldlib.files import open_text, read_jsonl, remade_folder, write_json
+from lldlib.files import load_json, open_text, read_jsonl, remade_folder, write_json
 from lldlib.retrieval.passages import read_corpus
 from lldlib.world.answers import normalise_answer
 
@@ -57,7 +57,7 @@ class Counts:
 def _pairs(value: Any) -> list[tuple[str, Any]]:
     """[[title, x], ...] as the official JSON has it; parquet files hold columns, or JSON."""
     if isinstance(value, str):
-        value = json.loads(value)
+        value = load_json(value)
     if isinstance(value, dict):
         other = next(name for name in ("sentences", "content", "sent_id") if name in value)
         return list(zip(value["title"], value[other], strict=True))
@@ -192,7 +192,7 @@ def official_rows(path: Path) -> Iterator[Row]:
 def _json_list(path: Path) -> Iterator[Row]:
     with open_text(path) as file:
         try:
-            value = json.load(file)
+            value = load_json(file.read())
         except ValueError as error:
             raise ValueError(f"{path}: not JSON ({error}); download it again") from error
     rows = value.get("Data") if isinstance(value, dict) else value
