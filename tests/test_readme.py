@@ -72,6 +72,17 @@ def test_the_demo_s_verdict():
     assert f"```\n{verdict(rows)}\n```" in README
 
 
+def test_the_deciding_pair_where_searches_miss():
+    script("atlas/collect.py")  # which the other imports by its name
+    uncertain = script("atlas/uncertain.py")
+    arms = uncertain.runs()[0.35]
+    plain, kept = uncertain.chosen(arms, llds=False), uncertain.chosen(arms, llds=True)
+    pairs = [uncertain.end(arms[kept][s]) - uncertain.end(arms[plain][s]) for s in uncertain.TEST]
+    assert len(pairs) == 10
+    told = uncertain.interval(pairs).removesuffix(", 10 pairs").replace("0.", ".")
+    assert f"LLDS minus GRPO is {told} on ten seeds" in README
+
+
 def test_the_world_of_sparks():
     tables = script("sparks/tables.py")
     ends = tables.ends(tables.read("runs.jsonl.gz"))

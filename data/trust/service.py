@@ -135,7 +135,12 @@ def serve(listening: socket.socket, plan: dict[str, list[str]], seed: int) -> No
 
     def one(line: socket.socket) -> None:
         with line, suppress(OSError):
-            head, _, body = line.recv(65_536).partition(b"\r\n\r\n")
+            asked = b""
+            while b"\r\n\r\n" not in asked:
+                asked += (more := line.recv(65_536))
+                if not more:  # the client has given up
+                    return
+            head, _, body = asked.partition(b"\r\n\r\n")
             size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
             while len(body) < size:
                 body += line.recv(65_536)
