@@ -300,8 +300,9 @@ def train_config_from(raw: dict) -> TrainConfig:
         kept |= {"load": LoadConfig(**kept.get("load", {})), "data": DataConfig(**data)}
         config = TrainConfig(**(kept | {"betas": tuple(kept["betas"])}))
     except (AttributeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"the run's config.json is of another version ({error}): start a new run"
+            f"the run's config.json is of another version ({reason}): start a new run"
         ) from error
     check(config)
     return config
