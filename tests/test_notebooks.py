@@ -17,7 +17,7 @@ NAMES = (
     *("04_what_saves_it", "05_is_it_not_just_the_learning_rate", "06_why_does_it_die"),
     *("07_reading_a_run", "08_rare_tokens", "09_a_real_model", "10_scale_out"),
 )
-MAX_BYTES, MAX_WORDS, MAX_CELLS, MAX_LINES, MAX_NUMBERS = 500_000, 1400, 12, 15, 3
+MAX_BYTES, MAX_WORDS, MAX_CELLS, MAX_LINES, MAX_NUMBERS = 300_000, 1400, 12, 15, 3
 # Of processor time, so that a busy machine fails no notebook; a hanging cell ends by the clock.
 CPU_SECONDS, CELL_SECONDS = 90, 600
 ENVIRONMENT = {
