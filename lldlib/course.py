@@ -85,7 +85,7 @@ def show(figure: Figure, alt: str) -> None:
 
 
 def light(picture: bytes) -> bytes:
-    """A PNG with at most 256 colours: about a third of the bytes, for a notebook that is committed."""
+    """A PNG with at most 256 colours: about a third of the bytes, for committed notebooks."""
     buffer = io.BytesIO()
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
