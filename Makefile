@@ -33,7 +33,7 @@ test-browser: setup  # only the widgets in JupyterLab and Voila, in a real brows
 test-adapters: test-trl test-verl  # each engine in an environment of its own
 
 test-trl: $(ENGINES)/trl/stamp
-	$(ENGINES)/trl/bin/python -m pytest tests/adapters
+	$(ENGINES)/trl/bin/python -m pytest $(SPREAD) tests/adapters
 
 test-verl: $(ENGINES)/verl/stamp
 	$(ENGINES)/verl/bin/python -m pytest tests/adapters/test_verl.py tests/adapters/test_check_trainer.py tests/adapters/test_likelihood.py

@@ -20,16 +20,18 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# files of a minute or more
+SLOW = ("test_browser.py", "test_install.py", "test_demo.py", "test_contributing.py")
 NOTEBOOK = "test_it_runs_and_its_solutions_pass"  # the run of a notebook: it shares nothing
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs of notebooks come first, so that no worker is left with one; a browser's are long."""
+    """What takes longest comes first, so that no worker is left with it; a browser's are long."""
     for item in items:
         if item.path.parent.name == "browser":
             item.add_marker(pytest.mark.long)
-    items.sort(key=lambda item: not item.name.startswith(NOTEBOOK))
+    items.sort(key=lambda item: (item.path.name not in SLOW, not item.name.startswith(NOTEBOOK)))
 
 
 @pytest.hookimpl(optionalhook=True)
