@@ -1,7 +1,8 @@
 """SmolLM2 in the shuffled atlas: python data/atlas/smollm2.py
 
-Prints the tables of smollm2.md from the runs in the folder smollm2. A run that ended by the rule,
-three batches in a row under DEAD, has a reward of 0 in the batches that it was not given.
+Prints the tables of smollm2.md from the runs in the folder smollm2. A run that was ended by the
+rule, after three batches in a row under OVER, has a reward of 0 in the batches that it was not
+given.
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
 
 HERE = Path(__file__).parent
-BATCHES, WINDOW = 20, 5
+BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
 HEAD = (
@@ -33,7 +34,8 @@ def arm(run: Run) -> str:
 def rewards(run: Run) -> list[float]:
     """The mean reward of each batch, 0 in those that a dead run was not given."""
     found = run.column("reward/mean")
-    return found + [0.0] * (BATCHES - len(found))
+    ended = max(found[-3:]) < OVER
+    return found + [0.0] * (BATCHES - len(found)) if ended else found
 
 
 def windows(values: list[float]) -> list[float]:
