@@ -1,6 +1,6 @@
 """Is LLDS a smaller step in disguise? python data/atlas/smaller_step.py FOLDER [SEED ...]
 
-At the hot rate, where GRPO dies and LLDS lives, three arms a seed:
+At the hot rate, where GRPO dies and LLDS lives, four arms a seed:
 
 - llds: GRPO + LLDS .5. It notes how far each update moves the policy on the rows of the update:
   half of the mean squared change of an action token's log-prob, about the KL divergence in nats.
@@ -8,6 +8,7 @@ At the hot rate, where GRPO dies and LLDS lives, three arms a seed:
 - brake: GRPO, whose step AdamW clips and scales as if LLDS's gradient were there: the whole
   gradient goes into the clip and the second moment, the policy gradient alone into the first. It
   is LLDS's share in the size of a step, without its direction.
+- capped: GRPO. Each update is shortened until it moves no further than CAP, whatever LLDS does.
 
 Writes run folders; data/atlas/collect.py gathers them into smaller_step.jsonl.gz, of which the
 script prints the table of controls.md where no FOLDER is given.
@@ -37,7 +38,8 @@ from lldlib.types import Episode
 
 BATCHES, EVERY, SEEDS = 40, 5, (0, 1, 2)
 MOVES = "moves.json"  # of every update
-ARMS = {"llds": "llds", "matched": "grpo", "brake": "llds"}  # the method of each
+ARMS = {"llds": "llds", "matched": "grpo", "brake": "llds", "capped": "grpo"}  # methods
+CAP = 0.01  # about the median move of an update of llds, over the three seeds
 ENOUGH, TRIES = 1.02, 8  # share of the allowed move that is near enough; shortenings at most
 
 
@@ -78,11 +80,16 @@ class Matched(Watched):
 
     allowed: list[list[float]]
 
+    @property
+    def limit(self) -> float:
+        """How far this update may move."""
+        return self.allowed[self.step_index][self.number]
+
     def _apply(self, loss, inputs, experience, pieces) -> float | None:
         start = [p.detach().clone() for p in self.parameters]
         norm = super()._apply(loss, inputs, experience, pieces)
         ends = [p.detach().clone() for p in self.parameters]
-        target, share = self.allowed[self.step_index][self.number], 1.0
+        target, share = self.limit, 1.0
         before, move = inputs.logp.detach(), self.moves[-1][-1]
         for _ in range(TRIES):
             if move <= ENOUGH * target:
@@ -94,6 +101,12 @@ class Matched(Watched):
         self.moves[-1][-1] = move
         self.shares.append(share)
         return norm
+
+
+class Capped(Matched):
+    """Shortens each update until it moves no further than CAP."""
+
+    limit = CAP
 
 
 class Brake(Watched):
@@ -131,7 +144,7 @@ class Brake(Watched):
         return norm
 
 
-KINDS = {"llds": Watched, "matched": Matched, "brake": Brake}
+KINDS = {"llds": Watched, "matched": Matched, "brake": Brake, "capped": Capped}
 
 
 def config_of(arm: str, seed: int) -> TrainConfig:
