@@ -19,7 +19,7 @@ from lldlib.runs.phases import (
     trailing_mean,
 )
 
-DROP = 0.1  # nats a token: a part of the probe, or a word, that lost more has fallen
+DROP = 0.1  # nats per token: a part of the probe, or a word, that lost more has fallen
 WINDOW = 20  # batches at the start, and before the end of the story, that are compared
 SEEN = 5  # times a word must have been logged in both windows
 SUSPECTS, WORDS = 5, 12  # trajectories and words that are named
@@ -61,7 +61,7 @@ def post_mortem(run: Run) -> PostMortem:
     """Read a run folder's story from its logs alone.
 
     A part of the probe has fallen at the first batch where the trailing mean over 5 batches is 0.1
-    nats a token under its best so far. Words that fell lost 0.1 nats from the first 20 batches to
+    nats per token under its best so far. Words that fell lost 0.1 nats from the first 20 batches to
     the 20 up to `end` (fewer in a story of under 40). Suspects are the logged wrong trajectories of
     those last batches with the lowest mean log-prob: an unlikely wrong token has the longest
     gradient (LLDS, arXiv 2512.04220v2 Theorem 4.2). Only logged trajectories can be named, and
