@@ -46,7 +46,7 @@ def grade(function: Function, cases: Sequence[Case], digits: int = 12) -> Verdic
     case, counts as not filled in. A list is as good as a tuple, and a bool as an int.
     """
     for number, case in enumerate(cases):
-        shown = ", ".join(map(repr, case.given))
+        shown = ", ".join(repr(brief(value)) for value in case.given)
         try:
             found = plain(function(*case.given), digits)
         except NotImplementedError:
@@ -57,7 +57,8 @@ def grade(function: Function, cases: Sequence[Case], digits: int = 12) -> Verdic
         if number == 0 and found is None and case.expected is not None:
             return Verdict("open", "Not filled in yet: it returned None. Write the body.")
         if found != plain(case.expected, digits):
-            told = f"for {shown} it gave {found!r}, and {case.expected!r} is right"
+            gave, right = brief(found), brief(case.expected)
+            told = f"for {shown} it gave {gave!r}, and {right!r} is right"
             return Verdict("wrong", f"Not yet: {told}. {case.hint}")
     return Verdict("right", f"Right: all {len(cases)} cases pass.")
 
@@ -69,6 +70,13 @@ def plain(value: object, digits: int) -> object:
     if isinstance(value, (list, tuple)):
         return [plain(item, digits) for item in value]
     return round(value, digits) + 0.0 if isinstance(value, float) else value
+
+
+def brief(value: object) -> object:
+    """The same with numbers of four digits, to be read; what is no number stays as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(brief(item) for item in value)
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 # -- notebooks 1 to 5 ------------------------------------------------------------------------------
