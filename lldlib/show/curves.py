@@ -11,11 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import alarm_of, phases_of
-from lldlib.runs.postmortem import DROP, PARTS, PostMortem
 from lldlib.show.style import (
     BATCH,
     COLOURS,
@@ -117,35 +115,6 @@ def probe_figure(runs: Mapping[str, Run]) -> Figure:
             style(ax, BATCH if names is actions else "", unit if column == 0 else "")
             label_ends(ax)
         panels[0, column].set_title(name, fontsize=TEXT)
-    return figure
-
-
-def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
-    """The reward with its phases; under it the parts of the probe, marked where each fell."""
-    figure, phases = Figure(figsize=(WIDTH, 4.4), layout="constrained"), phases_of(run)
-    reward, probe = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    reward.plot(*run.series("reward/mean"), color="black", linewidth=1)
-    fell = dict(found.fallen)
-    for (key, name), colour in zip(PARTS.items(), COLOURS, strict=False):
-        steps, values = run.series(key)
-        if not steps:
-            continue
-        probe.plot(steps, values, color=colour, linewidth=1.6, label=name)
-        if name in fell:
-            at = min(range(len(steps)), key=lambda i: abs(steps[i] - fell[name]))
-            probe.plot(steps[at], values[at], "v", color=colour, markersize=9, mec="black")
-    style(reward, "", "mean reward")
-    style(
-        probe,
-        f"{BATCH}   (triangle: mean of five {DROP} nats under its best; {told_text({'': phases})})",
-        "probe log-prob\n(nats/token)",
-    )
-    probe.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for ax in (reward, probe):
-        ax.margins(x=0.01)
-        mark_phases(ax, phases, found.alarm, names=ax is reward)
-    label_ends(probe)
-    probe.xaxis.label.set_fontsize(TEXT)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Widgets: LLDS's gates, Lp-Reg's proxy, arms and maps of recorded runs, a run's post-mortem.
+"""Widgets: LLDS's gates, Lp-Reg's proxy, arms of recorded runs, the spiral.
 
 A new widget goes here. Of each first the numbers, then the figure, then the widget: a widget does
 no maths, it shows what these functions return. (The live lab, which steers a run, is in `lab`.)
@@ -7,34 +7,25 @@ no maths, it shows what these functions return. (The live lab, which steers a ru
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import ipywidgets
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lldlib.config import Gate
 from lldlib.losses import aggregate, forward_kl, llds_parts, proxy_logits
 from lldlib.runs.folder import Run
-from lldlib.runs.postmortem import PostMortem, mean_logp, post_mortem
-from lldlib.runs.summary import summarise, value_text
-from lldlib.show.compare import sweep_heatmap
+from lldlib.runs.summary import value_text
 from lldlib.show.controls import choice, control, labelled, picture, png, row
-from lldlib.show.curves import metric_panel, post_mortem_figure
 from lldlib.show.spiral import spiral_page
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, colours, style
-from lldlib.show.tokens import YES, TokenView, record_tokens
+from lldlib.show.tokens import YES
 
 TOP = 12  # tokens of a distribution that are drawn
-VALUES = {
-    "end reward (mean of the last 10 batches)": "end_reward",
-    "peak reward (best mean of 10 batches)": "peak_reward",
-    "share of seeds that collapsed": "collapsed",
-}
 
 
 # -- gates ----------------------------------------------------------------------------------------
@@ -349,82 +340,6 @@ class ArmExplorer(ipywidgets.VBox):
 # -- recorded runs --------------------------------------------------------------------------------
 
 
-class PhaseDiagram(ipywidgets.VBox):
-    """A sweep over learning rate and updates per batch: a map, and the runs behind each cell.
-
-    Raises ValueError without runs.
-    """
-
-    def __init__(self, runs: Sequence[Run]):
-        if not runs:
-            raise ValueError("no runs to map: give the run folders of a sweep")
-        self.rows = [summarise(run) | {"run": run} for run in runs]
-        for found in self.rows:
-            found["collapsed"] = float(found["collapsed_at"] is not None)
-        methods = list(dict.fromkeys(found["method"] for found in self.rows))
-        self.method = control(ipywidgets.Dropdown, "method", "", 220, options=methods)
-        self.shown = control(ipywidgets.Dropdown, "colour", "", 400, options=VALUES)
-        self.lr, self.updates = (
-            control(ipywidgets.Dropdown, label, "the cell whose runs are drawn", width)
-            for label, width in (("cell: lr", 170), ("updates per batch", 210))
-        )
-        self.map, self.curves = (
-            picture(height, alt)
-            for height, alt in (
-                (380, "map of a sweep: learning rate and updates per batch"),
-                (300, "rewards of the runs behind the chosen cell"),
-            )
-        )
-        self._offer()
-        self.method.observe(self._offer, "value")
-        for part in (self.shown, self.lr, self.updates):
-            part.observe(self._show, "value")
-        controls = row([self.method, self.shown, self.lr, self.updates])
-        super().__init__([controls, self.map, self.curves])
-        self._show()
-
-    def _offer(self, _change: object = None) -> None:
-        """The cells of the chosen method."""
-        mine = self._mine()
-        for part, key in ((self.lr, "lr"), (self.updates, "updates_per_batch")):
-            part.options = [(value_text(v), v) for v in sorted({found[key] for found in mine})]
-            part.index = 0  # a list that was empty has nothing chosen
-        self._show()
-
-    def _mine(self) -> list[dict[str, Any]]:
-        return [found for found in self.rows if found["method"] == self.method.value]
-
-    def _show(self, _change: object = None) -> None:
-        rows = self._mine()
-        cell = {"lr": self.lr.value, "updates_per_batch": self.updates.value}
-        axes = {key: sorted({found[key] for found in rows}) for key in cell}
-        if any(value not in axes[key] for key, value in cell.items()):
-            return  # the method was changed, and the cells on offer are not yet its own
-        ax = sweep_heatmap(rows, "lr", "updates_per_batch", self.shown.value)
-        ax.figure.axes[-1].set_ylabel(self.shown.label, fontsize=8)
-        ax.figure.set_size_inches(8.5, 3.8)
-        corner = [axes[key].index(value) - 0.5 for key, value in cell.items()]
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=3))
-        self.map.value = png(ax.figure)
-        chosen = [found["run"] for found in rows if cell.items() <= found.items()]
-        self.curves.value = png(cell_figure(chosen, f"lr {self.lr.label}, {self.updates.label}"))
-
-
-def cell_figure(runs: Sequence[Run], name: str) -> Figure:
-    """The rewards behind one cell of the map: thin lines are seeds, the bold one is their mean."""
-    figure = Figure(figsize=(8.5, 3), layout="constrained")
-    ax = figure.subplots()
-    title = f"{name} updates per batch: no run"
-    if runs:
-        metric_panel(ax, {name: runs}, "reward/mean", "mean reward", seeds=True, line="-")
-        seeds = ", ".join(str(run.config["seed"]) for run in runs)
-        title = f"{name} updates per batch; seeds {seeds}"
-    ax.set_title(title, fontsize=TEXT)
-    ax.set_xlabel(BATCH, fontsize=TEXT)
-    ax.set_ylim(0, 1)
-    return figure
-
-
 class SpiralView(ipywidgets.HTML):
     """The page of `spiral_page` in a notebook, in a frame of its own; it needs no kernel.
 
@@ -439,71 +354,3 @@ class SpiralView(ipywidgets.HTML):
             f'srcdoc="{page}"></iframe>'
         )
         self.layout.width = "100%"
-
-
-class PostMortemView(ipywidgets.VBox):
-    """Any run folder: where each phase began, which tokens went first, who may have started it.
-
-    `runs` maps a name to a run. Raises ValueError without runs.
-    """
-
-    def __init__(self, runs: Mapping[str, Run]):
-        if not runs:
-            raise ValueError("no runs to examine: give at least one run folder")
-        self.runs = dict(runs)
-        self.run = control(ipywidgets.Dropdown, "run", "", 320, options=list(runs))
-        self.suspect = control(
-            ipywidgets.Dropdown, "trajectory", "logged wrong ones, the least likely first", 640
-        )
-        self.picture = picture(450, "reward with its phases, and the parts of the probe")
-        layout = ipywidgets.Layout(height="130px", overflow="auto")
-        self.story = ipywidgets.HTML(layout=layout)
-        self.tokens = ipywidgets.VBox(layout=ipywidgets.Layout(height="250px"))
-        self.run.observe(self._examine, "value")
-        self.suspect.observe(self._show_suspect, "value")
-        super().__init__([row([self.run]), self.picture, self.story, self.suspect, self.tokens])
-        self._examine()
-
-    def _examine(self, _change: object = None) -> None:
-        run = self.runs[self.run.value]
-        self.found = post_mortem(run)
-        self.picture.value = png(post_mortem_figure(run, self.found))
-        self.story.value = story_html(self.found)
-        self.suspect.options = [
-            (f"batch {r['step']}, mean log-prob {mean_logp(r):.2f} nats: {r['question'][:40]}", i)
-            for i, r in enumerate(self.found.suspects)
-        ]
-        self.suspect.index = 0 if self.found.suspects else None
-        self._show_suspect()
-
-    def _show_suspect(self, _change: object = None) -> None:
-        if self.suspect.value is None:
-            self.tokens.children = [ipywidgets.HTML("No wrong trajectory was logged there.")]
-            return
-        record = self.found.suspects[self.suspect.value]
-        title = f"wanted {' or '.join(record['answers'])}, answered {record['answer']}"
-        self.tokens.children = [TokenView([(title, record_tokens(record))], 220)]
-
-
-def story_html(found: PostMortem) -> str:
-    """The post-mortem in five sentences."""
-
-    def when(batch: int | None) -> str:
-        return "never" if batch is None else f"at batch {batch}"
-
-    words = ", ".join(f"{w.word} {w.after - w.before:+.1f}" for w in found.words)
-    phases = ", ".join(f"{phase} {when(batch)}" for phase, batch in found.begins.items())
-    parts = ", ".join(f"{name} {when(batch)}" for name, batch in found.fallen)
-    fell = found.collapse
-    died = f"began {when(fell.began)}, could be known {when(fell.known)}"
-    died = "never" if fell.known is None else died
-    lines = {
-        f"Phases began ({found.told})": phases,
-        "Alarm": when(found.alarm),
-        "Collapse": died,
-        "Probe, in the order of its fall": parts or "nothing fell",
-        f"Words that fell most, up to batch {found.end} (nats, against the first batches)": words
-        or "none",
-    }
-    body = "".join(f"<div><b>{k}:</b> {html.escape(v)}</div>" for k, v in lines.items())
-    return f'<div style="font: 13px/1.5 sans-serif">{body}</div>'
