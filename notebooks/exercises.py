@@ -162,24 +162,20 @@ check_paid = exercise(
 )
 
 
-def check_blind_gate(changes: Sequence[float] | None) -> Verdict:
-    """Changes of four tokens, two an action, which only the action gate charges."""
+def check_spared_token(changes: Sequence[float] | None) -> Verdict:
+    """Changes of four tokens, two an action, of which one pays by the response gate alone."""
     if changes is None:
         return OPEN
     if len(changes) != 4:
         return Verdict("wrong", "Not yet: give four numbers.")
-    pays = [
-        sum(max(0.0, -x) for x in action) if sum(action) < 0 else 0.0
-        for action in (changes[:2], changes[2:])
-    ]
-    if not sum(pays):
-        return Verdict("wrong", "Not yet: no action lost in total, so nobody pays at all.")
-    if sum(changes) < 0:
-        told = (
-            "the whole answer lost, so the response gate opens too. Let the other action gain more"
-        )
+    spared = [x for a in (changes[:2], changes[2:]) if sum(a) > 0 for x in a if x < 0]
+    if not spared:
+        told = "no token falls in an action that gained, so the action gate spares nobody"
         return Verdict("wrong", f"Not yet: {told}.")
-    return Verdict("right", f"Right: the action gate charges {sum(pays):g}, the response gate 0.")
+    if sum(changes) >= 0:
+        told = "the whole answer gained, so the response gate is shut. Let the other one lose more"
+        return Verdict("wrong", f"Not yet: {told}.")
+    return Verdict("right", f"Right: the response gate charges {-sum(spared):g} more.")
 
 
 check_pays = exercise(

@@ -169,6 +169,14 @@ def test_the_bold_line_is_a_mean_over_seeds_smoothed_over_five_batches(tmp_path)
     assert panel([one, two]) == [[0, 1, 2, 3, 4, 5, 6], [1, 2.25, 2, 2, 2, 2.25, 1]]
 
 
+def test_no_thin_line_spans_a_gap(tmp_path):
+    run, ax = small_run(tmp_path / "1", [1, 2, None, None, 5, 6]), Figure().subplots()
+    curves.metric_panel(ax, {"arm": [run]}, "a/b", "a (units)", seeds=True, line="-")
+    thin = [list(axis) for axis in ax.lines[0].get_data()]
+    assert thin[0] == [0, 1, 4, 4, 5]
+    assert str(thin[1]) == "[1, 2, nan, 5, 6]"
+
+
 def test_the_mean_ends_with_the_shortest_run(tmp_path):
     runs = [small_run(tmp_path / "1", [1.0] * 3), small_run(tmp_path / "2", [5.0] * 9)]
     assert panel(runs) == [[0, 1, 2], [3, 3, 3]]

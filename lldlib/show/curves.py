@@ -3,8 +3,10 @@
 Every panel draws on the Axes it is given and returns it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +43,7 @@ def metric_panel(ax: Axes, arms: Arms, key: str, ylabel: str, *, seeds: bool, li
     log = ax.get_yscale() == "log"
     for name, colour in colours(list(arms)).items():
         for run in arms[name] if seeds else ():
-            ax.plot(*run.series(key), color=colour, linewidth=0.7, alpha=0.35)
+            ax.plot(*_gaps(*run.series(key)), color=colour, linewidth=0.7, alpha=0.35)
         steps, values = _mean_curve(arms[name], key, log=log)
         if steps:
             ax.plot(steps, values, color=colour, linestyle=line, linewidth=2, label=name)
@@ -116,6 +118,17 @@ def probe_figure(runs: Mapping[str, Run]) -> Figure:
             label_ends(ax)
         panels[0, column].set_title(name, fontsize=TEXT)
     return figure
+
+
+def _gaps(steps: Sequence[int], values: Sequence[float | int]) -> tuple[list[int], list[Any]]:
+    """The same with nan after a value whose next comes later than is usual: no line spans a gap."""
+    usual = np.median(np.diff(steps)) if len(steps) > 1 else 1
+    points: list[tuple[int, float | int]] = []
+    for step, value in zip(steps, values, strict=True):
+        if points and step - points[-1][0] > usual:
+            points.append((step, math.nan))
+        points.append((step, value))
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _mean_curve(runs: Sequence[Run], key: str, *, log: bool) -> tuple[list[int], list[float]]:

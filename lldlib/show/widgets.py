@@ -26,6 +26,7 @@ from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, colours, style
 from lldlib.show.tokens import YES
 
 TOP = 12  # tokens of a distribution that are drawn
+LP_REG = COLOURS[3]  # of Lp-Reg and its proxy
 
 
 # -- gates ----------------------------------------------------------------------------------------
@@ -190,34 +191,35 @@ def proxy_values(
 
 
 def proxy_figure(words: Sequence[str], values: ProxyValues) -> Figure:
-    """The likeliest tokens and the rest: policy and proxy (log axis), and the gradient of the KL.
+    """The likeliest tokens and the rest: policy and proxy (log axis), and the pull on each score.
 
-    `words` names the whole vocabulary. Dropped tokens are hatched and have no proxy.
+    The pull is minus the gradient of the KL in the logit: descent lifts a token whose pull is over
+    0. `words` names the whole vocabulary. Dropped tokens are hatched and have no proxy.
     """
     order = values.probs.argsort(descending=True)
     top, rest = order[:TOP].tolist(), order[TOP:]
     names = [words[v] for v in top] + [f"{len(rest)} others, {int(values.kept[rest].sum())} kept"]
     columns = [
         [*series[top].tolist(), float(series[rest].sum())]
-        for series in (values.probs, values.proxy, values.gradient)
+        for series in (values.probs, values.proxy, -values.gradient)
     ]
     kept = [*values.kept[top].tolist(), bool(values.kept[rest].any())]
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     places = range(len(names))
-    bars = left.barh([p - 0.2 for p in places], columns[0], 0.38, color=COLOURS[4], label="policy")
+    bars = left.barh([p - 0.2 for p in places], columns[0], 0.38, color="0.6", label="policy")
     for bar, is_kept in zip(bars, kept, strict=True):
         bar.set_hatch("" if is_kept else "////")
-        bar.set_edgecolor("black" if not is_kept else COLOURS[4])
-    left.barh([p + 0.2 for p in places], columns[1], 0.38, color=COLOURS[1], label="proxy")
+        bar.set_edgecolor("black" if not is_kept else "0.6")
+    left.barh([p + 0.2 for p in places], columns[1], 0.38, color=LP_REG, label="proxy")
     left.set_xscale("log")
     left.set_xlim(left=1e-5)
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 2}
     left.legend(fontsize=SMALL, frameon=False, **above)
-    right.barh(places, columns[2], 0.6, color=COLOURS[2])
+    right.barh(places, columns[2], 0.6, color=LP_REG)
     right.axvline(0, color="black", linewidth=0.8)
     style(left, "probability (hatched: dropped)", "").set_yticks(places, names)
-    style(right, "gradient of the KL in the logit", "")
+    style(right, "pull towards the proxy\n(right: the word is lifted)", "")
     left.invert_yaxis()
     for ax in (left, right):
         ax.grid(visible=False)
