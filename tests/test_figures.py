@@ -3,6 +3,7 @@
 from typing import get_args
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -174,7 +175,7 @@ def test_no_thin_line_spans_a_gap(tmp_path):
     curves.metric_panel(ax, {"arm": [run]}, "a/b", "a (units)", seeds=True, line="-")
     thin = [list(axis) for axis in ax.lines[0].get_data()]
     assert thin[0] == [0, 1, 4, 4, 5]
-    assert str(thin[1]) == "[1, 2, nan, 5, 6]"
+    assert np.array_equal(thin[1], [1, 2, np.nan, 5, 6], equal_nan=True)
 
 
 def test_the_mean_ends_with_the_shortest_run(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_explore import case
 
+from lldlib.doctor.live import uploaded
 from lldlib.show.tokens import TokenView
 from lldlib.show.widgets import (
     ArmExplorer,
@@ -113,3 +114,10 @@ def test_the_reader_picks_arms_and_a_measure():
     assert explorer.note.value == "Choose 1 to 7 arms."
     explorer.arms["arm 8"].value = explorer.arms["arm 7"].value = False
     assert explorer.note.value == "" and bytes(explorer.picture.value) not in seen
+
+
+def test_an_upload_reads_alike_in_both_ipywidgets():
+    """ipywidgets 7, which Colab has, gives a dict by name; 8 gives a tuple of dicts."""
+    old = {"a.csv": {"metadata": {"name": "a.csv"}, "content": b"step\n1"}}
+    new = ({"name": "a.csv", "content": memoryview(b"step\n1")},)
+    assert uploaded(old) == uploaded(new) == [("a.csv", b"step\n1")]
