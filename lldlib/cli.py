@@ -202,8 +202,8 @@ def train(
     """Train one policy into a run folder.
 
     Where the settings start follows from --method and --policy. half_taught: the demo's setting,
-    the shuffled atlas, 16 updates a batch, learning rate 1e-3 (the demo stops earlier, --steps 25).
-    sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates a batch, 4e-4.
+    the shuffled atlas, 16 updates per batch, learning rate 1e-3 (the demo stops early, --steps 25).
+    sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates per batch, 4e-4.
     Any other policy: as the papers train. Interrupted, even by kill -9, it goes on with --resume,
     and on the CPU gives the numbers of an unbroken run. Ends with a verdict and a figure.
 
@@ -288,8 +288,8 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
     python -m lldlib sweep --grid method=grpo,llds seed=0,1,2 lr=2e-4,4e-4 --out runs/sweep
 
     What the grid does not name is as for half_taught, the demo's setting: the shuffled atlas, 16
-    updates a batch, learning rate 1e-3 (the demo stops earlier, steps=25). policy=sparks gives the
-    world of sparks, any other policy the first world: fixed facts, 64 updates a batch, 4e-4.
+    updates per batch, learning rate 1e-3 (the demo stops earlier, steps=25). policy=sparks gives
+    the world of sparks, any other policy the first world: fixed facts, 64 updates per batch, 4e-4.
 
     Each cell has a folder; unfinished ones are resumed, finished ones skipped. The rows of all
     whole runs are in sweep.json, and printed at the end. A setting of LLDS, Lp-Reg, KL-Cov or the

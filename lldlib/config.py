@@ -256,7 +256,7 @@ class TrainConfig:
     questions_every: Whole = 0
     # rewards trained on; "coin", or "shuffled" in their groups, are causal controls
     rewards: Rewards = "true"
-    # nats a token that a batch may cost its correct rows: LLDS's lambda follows it
+    # nats per token that a batch may cost its correct rows: LLDS's lambda follows it
     llds_target: Weight | None = None
     # episodes scored or trained at a time, which bounds memory (0 = all)
     micro_rows: Whole = 0
