@@ -72,14 +72,13 @@ def run_with(name: str, read: Callable[[Run], object]) -> Callable[[Path], objec
     """A reader of a run folder in which `name` is the broken file."""
 
     def go(file: Path) -> object:
-        folder = file.parent / "run"
-        folder.mkdir(exist_ok=True)
-        config = json.dumps(describe(train_config("grpo", seed=0)))
-        lines = "\n".join(map(json.dumps, METRICS)) + "\n"
-        for other, text in (("config.json", config), ("metrics.jsonl", lines)):
-            (folder / other).write_text(text, encoding="utf-8")
-        for other in ("rollouts.jsonl", "events.jsonl"):
-            (folder / other).unlink(missing_ok=True)
+        folder = file.parent / f"run with {name}"
+        if not folder.exists():  # every later trial of this reader replaces the one file
+            folder.mkdir()
+            config = json.dumps(describe(train_config("grpo", seed=0)))
+            (folder / "config.json").write_text(config, encoding="utf-8")
+            lines = "\n".join(map(json.dumps, METRICS)) + "\n"
+            (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
         (folder / name).write_bytes(file.read_bytes())
         return read(Run(folder))
 
