@@ -2,7 +2,8 @@
 
 Each reader of the package is given so many files: good ones whose bytes are flipped, cut or
 doubled, or whose values are replaced by what does not belong there. Each must be read, or refused
-by one line. Prints every other ending with the seed that makes it, and the counts.
+by one line. Prints other endings with the seeds that make them, and after every block the counts
+and the processor time of the block.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from lldlib.train.run import describe
 from lldlib.world.atlas import World
 from lldlib.world.benchmarks import load_questions
 
+BLOCK = 500  # files of each reader between two lines of output
 REFUSED = (ValueError, OSError, NoAnswers)  # by a line; anything else is a fault
 STRANGE = (
     *(None, True, -1, 0, 1.5, 10**400, 1e308, math.nan, math.inf, "", "x", "1", "\x1b[31m", "\x00"),
@@ -196,14 +198,18 @@ def main() -> None:
     """Read, and say how it went."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="files for each reader")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first; one more for each file")
     given = parser.parse_args()
-    for name in READERS:
-        start = time.monotonic()
-        ways, wrong = trial(name, given.count, given.seed)
-        print("\n".join(wrong[:3]))
-        went = f"{ways['read']} read, {ways['refused']} refused, {len(wrong)} wrong"
-        print(f"{name}: {went}, {time.monotonic() - start:.0f} s")
+    end, total = given.seed + given.count, Counter()
+    for first in range(given.seed, end, BLOCK):  # so that a long trial may be stopped at any block
+        count, start = min(BLOCK, end - first), time.process_time()
+        for name in READERS:
+            ways, wrong = trial(name, count, first)
+            total += ways
+            print("\n".join(wrong[:3]), end="\n" * bool(wrong))
+        seconds = time.process_time() - start
+        told = ", ".join(f"{total[way]} {way}" for way in ("read", "refused", "wrong"))
+        print(f"seeds {given.seed} to {first + count - 1}: {told}; {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
