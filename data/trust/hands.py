@@ -19,6 +19,7 @@ import random
 import signal
 import tempfile
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ from lldlib.show.steering import BRANCH, FIRST, Steering, remedies
 from lldlib.train.run import TrainingRun
 
 BLOCK = 50  # sequences between two lines of output
-WAIT = 120  # seconds after which a lab that is not quiet is called stuck
+WAIT = 30  # seconds after which a lab that is not quiet is called stuck
 PRIME = 99_991
 SMALL = {"checkpoint_every": 2, "eval_every": 0, "questions_every": 0, "probe_every": 0}
 
@@ -111,9 +112,12 @@ class Twins:
         if act == "tick":
             self._tick([self.folders[folder] for folder in self.names.values()])
         elif act == "turn":
-            run = self.folders[self.names[name]]
-            if replace(run.config, **entry["knobs"]) != run.config:
-                run.turn(entry["knobs"])
+            run, knobs = self.folders[self.names[name]], dict(entry["knobs"])
+            for field in knobs.keys() & {f.name for f in dataclasses.fields(LossConfig)}:
+                loss = knobs.get("loss", run.config.loss)
+                knobs["loss"] = replace(loss, **{field: knobs.pop(field)})
+            if replace(run.config, **knobs) != run.config:
+                run.turn(knobs)
         elif act == "rewind":
             self.folders[self.names[name]].rewind(step)
         elif act == "branch":
@@ -125,10 +129,10 @@ class Twins:
 
     @staticmethod
     def _tick(runs: Sequence[Twin]) -> None:
-        first = min(len(run.batches) for run in runs)
-        for run in runs:
-            if len(run.batches) == first < run.config.steps:
-                run.step()
+        left = [(len(run.batches), run) for run in runs if len(run.batches) < run.config.steps]
+        hindmost = min((done for done, _ in left), default=0)
+        for run in [run for done, run in left if done == hindmost]:
+            run.step()
 
     def _branch(self, name: str, step: int | None, kind: str) -> str:
         source = self.folders[self.names[name]]
@@ -164,6 +168,11 @@ def settings(run: Run, step: int) -> TrainConfig:
     return train_config_from(raw)
 
 
+def logged(config: TrainConfig) -> TrainConfig:
+    """A config as the log has it, with a rate of 6 digits."""
+    return replace(config, lr=float(f"{config.lr:.6g}"))
+
+
 def differs(run: Run, twin: Twin, trained: bool) -> Iterator[str]:
     """Each way in which a run folder is not its twin; `trained`: by the real trainer, no sum."""
     name, done = run.path.name, len(twin.batches)
@@ -171,13 +180,13 @@ def differs(run: Run, twin: Twin, trained: bool) -> Iterator[str]:
         yield f"{name}: {len(run.metrics)} batches in place of {done}"
         return
     for step, (row, (config, total)) in enumerate(zip(run.metrics, twin.batches, strict=True)):
-        if settings(run, step) != config:
+        if settings(run, step) != logged(config):
             yield f"{name}: batch {step} has other settings in the log"
         if abs(row["update/lr"] - config.lr) > 1e-5 * config.lr:
             yield f"{name}: batch {step} was trained at the rate {row['update/lr']}"
         if not trained and row["reward/mean"] != round(total / PRIME, 5):
             yield f"{name}: batch {step} follows another history"
-    if settings(run, done) != twin.config:
+    if settings(run, done) != logged(twin.config):
         yield f"{name}: other settings at the end"
     kept = {}
     for step, _ in run.checkpoints:
@@ -287,6 +296,7 @@ def compare(journal: Sequence[dict], wishes: Sequence[Wish], twins: Twins) -> li
             while waiting and wish is None:
                 wish = waiting.pop(0)
                 same = (wish.act, wish.name, wish.step) == (act, name, entry.get("step"))
+                same &= act != "turn" or entry["knobs"].get(wish.field) == wish.value
                 if not same and not wish.maybe:
                     wrong.append(f"{wish} was asked for, and {told} came")
                 wish = wish if same or not wish.maybe else None
@@ -320,7 +330,7 @@ def changes(one: TrainConfig, other: TrainConfig) -> dict[str, Any]:
 
 
 class SumTrainer:
-    """In the place of a trainer: a batch adds its settings to a sum, which is all that it learns."""
+    """In the place of a trainer: a sum, to which every batch adds its settings."""
 
     def __init__(self, config: TrainConfig, *_: Any):
         self.config, self.total, self.step_index = config, 0, 0
@@ -370,7 +380,23 @@ def cheap() -> Iterator[None]:
         yield
 
 
+ACTS = {  # and how often each is done
+    **{"play": 6, "step": 3, "rewind": 4, "branch": 3, "rescue": 2, "knob": 8, "choose": 3},
+    **{"point": 6, "view": 1, "width": 1, "interrupt": 2, "cell": 3, "settle": 6},
+}
+KNOB_VALUES = {
+    "lr": (5e-5, 2e-4, 1e-3),
+    "llds_coef": (0.0, 0.5, 1.1),
+    "method": ("grpo", "llds"),
+    "updates_per_batch": (1, 3, 8),
+}
+
+
 # -- hands -----------------------------------------------------------------------------------------
+
+
+class Stuck(Exception):
+    """The lab is not quiet in time."""
 
 
 class Hands:
@@ -382,14 +408,9 @@ class Hands:
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
 
-    ACTS = {
-        **{"play": 6, "step": 3, "rewind": 4, "branch": 3, "rescue": 2, "knob": 8, "choose": 3},
-        **{"point": 6, "view": 1, "width": 1, "interrupt": 2, "cell": 3, "settle": 6},
-    }
-
     async def act(self) -> None:
         """One act; then it waits a little, or not."""
-        (name,) = self.rng.choices(list(self.ACTS), list(self.ACTS.values()))
+        (name,) = self.rng.choices(list(ACTS), list(ACTS.values()))
         self.done[name] += 1
         if name in self.lab.bar.buttons:
             self._click(name)
@@ -406,12 +427,13 @@ class Hands:
     async def quiet(self) -> None:
         """Until the lab has nothing to do: at the latest when every run is at its end."""
 
-        async def wait() -> None:
-            lab = self.lab
-            while lab._doing or lab._beside or not (lab._task is None or lab._task.done()):
-                await asyncio.sleep(0.001)
-
-        await asyncio.wait_for(wait(), WAIT)
+        lab, end = self.lab, time.monotonic() + WAIT
+        while lab._doing or lab._beside or not (lab._task is None or lab._task.done()):
+            if time.monotonic() > end:
+                raise Stuck(f"{lab._doing!r}, {lab.status.value}")
+            await asyncio.sleep(0.001)
+        await asyncio.wrap_future(lab._worker.submit(int))  # what an interrupted cell has begun
+        await asyncio.sleep(0.001)
         grey = [part for part in self._parts() if part.disabled]
         if grey or "paused" not in self.lab._state:
             self.wrong.append(f"quiet, and {len(grey)} controls are grey: {self.lab.status.value}")
@@ -501,14 +523,6 @@ class Hands:
             signal.signal(signal.SIGINT, before)
 
 
-KNOB_VALUES = {
-    "lr": (5e-5, 2e-4, 1e-3),
-    "llds_coef": (0.0, 0.5, 1.1),
-    "method": ("grpo", "llds"),
-    "updates_per_batch": (1, 3, 8),
-}
-
-
 async def play_with(folder: Path, rng: random.Random) -> tuple[Counter, list[str]]:
     """One sequence: how often each act was done, and what is wrong."""
     names = rng.choice([[FIRST], ["GRPO", "GRPO + LLDS"]])
@@ -523,16 +537,20 @@ async def play_with(folder: Path, rng: random.Random) -> tuple[Counter, list[str
     lab = LiveLab(openers if rng.random() < 0.5 else {n: make() for n, make in openers.items()})
     record(lab.steering, journal.append)
     hands = Hands(lab, rng)
-    for _ in range(rng.randint(3, 25)):
-        await hands.act()
-    lab.pause()
-    await hands.quiet()
-    wrong += shown(lab)
-    ticks = len(journal)
-    lab.bar.buttons["step"].click()
-    await hands.quiet()
-    if [entry["act"] for entry in journal[ticks:]] != ["tick"]:
-        wrong.append("the lab does not step any more")
+    try:
+        for _ in range(rng.randint(3, 25)):
+            await hands.act()
+        lab.pause()
+        await hands.quiet()
+        wrong += shown(lab)
+        ticks = len(journal)
+        lab.bar.buttons["step"].click()
+        await hands.quiet()
+        if [entry["act"] for entry in journal[ticks:]] != ["tick"]:
+            wrong.append("the lab does not step any more")
+    except Stuck as stuck:
+        lab.pause()
+        return hands.done, [*wrong, f"stuck: {stuck}"]
     twins = Twins(configs)
     wrong += hands.wrong + compare(journal, hands.wishes, twins) + judge(folder, twins)
     for run in (*lab.runs.values(), *lab.rescued.values()):
@@ -577,10 +595,10 @@ def trial(count: int, seed: int) -> tuple[Counter, list[str]]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a kernel while no cell runs
     logging.getLogger().addHandler(complaints)
     try:
-        with cheap():
+        with cheap(), asyncio.Runner() as runner:  # one loop for all labs, as in a kernel
             for number in range(seed, seed + count):
                 with tempfile.TemporaryDirectory() as folder:
-                    acts, faults = asyncio.run(play_with(Path(folder), random.Random(number)))
+                    acts, faults = runner.run(play_with(Path(folder), random.Random(number)))
                 done += acts
                 wrong += [f"seed {number}: {fault}" for fault in faults + complaints.heard]
                 complaints.heard.clear()
