@@ -27,6 +27,9 @@ from lldlib.retrieval import load_corpus
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import phases_of
 from lldlib.runs.summary import summarise
+from lldlib.show.says import said_html
+from lldlib.show.spiral import spiral_page
+from lldlib.show.steered import curves_text, knob_changes
 from lldlib.train.lessons import load_gold_paths
 from lldlib.train.run import describe
 from lldlib.world.atlas import World
@@ -63,6 +66,9 @@ METRICS = [
 ]
 
 
+KNOB = {"step": 1, "kind": "knob", "lr": 1e-4, "loss": {"llds_coef": 0.5}}
+
+
 class Reader(NamedTuple):
     """What is read, good rows of it, and how."""
 
@@ -85,6 +91,11 @@ def run_with(name: str, read: Callable[[Run], object]) -> Callable[[Path], objec
         return read(Run(folder))
 
     return go
+
+
+def pages(run: Run) -> tuple:
+    """What is shown of a run."""
+    return spiral_page([run]), said_html("A", run), knob_changes(run), curves_text({"A": run})
 
 
 READERS = {
@@ -110,6 +121,12 @@ READERS = {
         run_with("config.json", lambda run: train_config_from(run.config)),
     ),
     "rollouts": Reader([ROLLOUT], run_with("rollouts.jsonl", lambda run: run.rollouts)),
+    "page of rollouts": Reader([ROLLOUT], run_with("rollouts.jsonl", pages)),
+    "page of questions": Reader([ROLLOUT], run_with("questions.jsonl", pages)),
+    "page of settings": Reader(
+        [describe(train_config("llds", seed=0))], run_with("config.json", pages)
+    ),
+    "page of events": Reader([KNOB, {"step": 2, "kind": "alarm"}], run_with("events.jsonl", pages)),
 }
 
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
+from lldlib.config import require
 from lldlib.files import markdown_table
-from lldlib.runs.folder import Run
+from lldlib.runs.folder import LARGEST, Run
 from lldlib.runs.phases import alarm_of, find_collapse
 
 WINDOW = 10  # rollout batches in a mean reward
@@ -17,6 +18,7 @@ LOGGING = (
     "questions_every",
 )
 UNLIKE = ("seed", "created", "versions", "device", *LOGGING)  # in which runs of one arm may differ
+NEEDED = {"method": str, "seed": int, "lr": float, "updates_per_batch": int, "steps": int}
 SHORT = {"llds_coef": "λ", "updates_per_batch": "updates", "lp_reg_coef": "β"}
 COLUMNS = {
     "arm": "arm",
@@ -97,6 +99,10 @@ def _config(run: Run) -> dict[str, Any]:
     config = run.config
     if "method" not in config:
         raise ValueError(f"{run.path} is no GRPO run: its config.json has no method; leave it out")
+    for name, kind in NEEDED.items():
+        require(f"{run.path}: {name}", config.get(name), kind)
+    require(f"{run.path}: loss", isinstance(config.get("loss"), dict), Literal[True])
+    require(f"{run.path}: llds_coef", config["loss"].get("llds_coef"), float)
     return config
 
 
@@ -152,7 +158,8 @@ def share_interval(hits: int, total: int) -> tuple[float, float]:
 
 def value_text(value: Any) -> str:
     """A setting as one writes it: 10, 0.2, 3e-4, a name."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or (isinstance(value, int) and abs(value) > LARGEST):
         return str(value)
     if value and abs(value) < 1e-3:
         return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
