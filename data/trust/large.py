@@ -9,6 +9,7 @@ that reads nothing.
 import argparse
 import json
 import multiprocessing
+import multiprocessing.connection
 import resource
 import tempfile
 import time

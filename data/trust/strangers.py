@@ -11,6 +11,7 @@ import copy
 import json
 import math
 import random
+import shutil
 import tempfile
 import time
 import traceback
@@ -87,7 +88,7 @@ def run_with(name: str, read: Callable[[Run], object]) -> Callable[[Path], objec
             (folder / "config.json").write_text(config, encoding="utf-8")
             lines = "\n".join(map(json.dumps, METRICS)) + "\n"
             (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
-        (folder / name).write_bytes(file.read_bytes())
+        shutil.copyfile(file, folder / name)
         return read(Run(folder))
 
     return go

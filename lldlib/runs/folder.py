@@ -37,6 +37,7 @@ except ImportError:  # Windows, where two writers are not told apart
 
 log = logging.getLogger(__name__)
 
+KEYS = 10_000  # of a row of metrics, at most: a run logs some 100
 LARGEST = 1e100  # of a metric: training in float32 makes none over 3.4e38
 CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
 QUESTIONS = "questions.jsonl"
@@ -230,6 +231,8 @@ class Run:
         """One row per rollout batch: numbers, or None where a batch has none."""
         rows = self._rows(METRICS)
         for row in rows:
+            if len(row) > KEYS:
+                raise ValueError(f"{self.path / METRICS}, step {row['step']}: over {KEYS:,} keys")
             for key, value in row.items():
                 number = value is None or isinstance(value, (int, float))
                 if not number or (value is not None and abs(value) > LARGEST):
