@@ -48,8 +48,9 @@ journal, number = out.with_suffix(".jsonl").open("w", buffering=1), number + 1
 arms = dict(list({ARMS!r}.items())[: 1 + number % 2])
 lab = LiveLab({{name: live(m, 0, out / m, **{SETTINGS!r}) for name, m in arms.items()}})
 lab.bar.batches.value = 1
-plain = lambda value: dataclasses.asdict(value)
-record(lab.steering, lambda entry: journal.write(json.dumps(entry, default=plain) + "\\n"))
+def write(entry, journal=journal):
+    journal.write(json.dumps(entry, default=dataclasses.asdict) + "\\n")
+record(lab.steering, write)
 # %%
 lab
 # %%
@@ -218,14 +219,15 @@ def sequence(reader: Reader, folder: Path, number: int) -> list[str]:
         if "Pause" in reader.state["buttons"]:
             reader.page.evaluate(CLICK, [".widget-button", "Pause"])
         reader.settle()
+        (scratch,) = folder.glob("hands-*")
+        before = len(_lines(scratch / f"{number:04d}.jsonl"))
         reader.page.evaluate(CLICK, [".widget-button", "Step"])
-        reader.page.wait_for_timeout(50)
+        _until_longer(reader.page, scratch / f"{number:04d}.jsonl", before)
         reader.settle()
         status = reader.state["status"]
     except Error as error:
         told = reader.page.evaluate(STATE) or {}
         return [f"stuck: {error.message.splitlines()[0]}; {told.get('status')}, {told.get('grey')}"]
-    (scratch,) = folder.glob("hands-*")
     journal = [_entry(json.loads(line)) for line in _lines(scratch / f"{number:04d}.jsonl")]
     arms = dict(list(ARMS.items())[: 1 + (number + 1) % 2])
     twins = Twins({n: (m, train_config(m, 0, **SETTINGS)) for n, m in arms.items()})
@@ -242,6 +244,13 @@ def sequence(reader: Reader, folder: Path, number: int) -> list[str]:
 
 def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
+
+
+def _until_longer(page: Page, file: Path, lines: int) -> None:
+    """Until the journal has more lines; the check at the end says where it never has."""
+    end = time.monotonic() + STUCK
+    while len(_lines(file)) <= lines and time.monotonic() < end:
+        page.wait_for_timeout(50)
 
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:
