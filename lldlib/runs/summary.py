@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -18,7 +18,7 @@ LOGGING = (
     "questions_every",
 )
 UNLIKE = ("seed", "created", "versions", "device", *LOGGING)  # in which runs of one arm may differ
-NEEDED = {"method": str, "seed": int, "lr": float, "updates_per_batch": int, "steps": int}
+KINDS = {"method": str, "seed": int, "lr": float, "updates_per_batch": int, "steps": int}
 SHORT = {"llds_coef": "λ", "updates_per_batch": "updates", "lp_reg_coef": "β"}
 COLUMNS = {
     "arm": "arm",
@@ -63,7 +63,8 @@ def summarise(run: Run) -> dict[str, Any]:
     sampled as in training, and greedy. The settings that sweeps vary come along. Raises ValueError
     for a run of another kind than GRPO's.
     """
-    config, rewards = _config(run), pd.Series(run.series("reward/mean")[1], dtype=float)
+    config = _config(run, "seed", "lr", "updates_per_batch")
+    rewards = pd.Series(run.series("reward/mean")[1], dtype=float)
     # of whole windows alone; a run that is shorter is averaged whole
     means = rewards.rolling(min(WINDOW, max(1, len(rewards)))).apply(fmean, raw=True).dropna()
     collapse = find_collapse(run.column("reward/mean"))
@@ -95,14 +96,16 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: Run, *needed: str) -> dict[str, Any]:
     config = run.config
     if "method" not in config:
         raise ValueError(f"{run.path} is no GRPO run: its config.json has no method; leave it out")
-    for name, kind in NEEDED.items():
-        require(f"{run.path}: {name}", config.get(name), kind)
-    require(f"{run.path}: loss", isinstance(config.get("loss"), dict), Literal[True])
-    require(f"{run.path}: llds_coef", config["loss"].get("llds_coef"), float)
+    for name in (KINDS.keys() & config.keys()) | set(needed):
+        require(f"{run.path}: {name}", config.get(name), KINDS[name])
+    if needed:
+        loss = config.get("loss")
+        coef = loss.get("llds_coef") if isinstance(loss, dict) else None
+        require(f"{run.path}: loss.llds_coef", coef, float)
     return config
 
 

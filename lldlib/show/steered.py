@@ -261,7 +261,7 @@ def _name_ends(ax: Axes, runs: Mapping[str, Run], end: int) -> None:
 def _last(run: Run) -> int:
     """Where a run ends, or should end by its settings, in batches."""
     asked = [run.config.get("steps"), *(event.get("steps") for event in run.events)]
-    return max(len(run.metrics), *[steps for steps in asked if isinstance(steps, int)][-1:])
+    return max(len(run.metrics), 0, *[steps for steps in asked if isinstance(steps, int)][-1:])
 
 
 def _happenings(run: Run) -> list[tuple[int, str, tuple]]:
