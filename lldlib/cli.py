@@ -35,7 +35,7 @@ from lldlib.config import (
     train_config_from,
     unknown,
 )
-from lldlib.files import claim, refuse_foreign, write_json, write_whole
+from lldlib.files import claim, refuse_foreign, shown, write_json, write_whole
 from lldlib.hints import check_command, claim_pages, command, ending, resume_hint
 from lldlib.recipes import METHODS, start_config, train_config
 from lldlib.seeds import seed_for
@@ -60,9 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 after an error that the user can mend."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--version"]:
-        print(f"lldlib {lldlib.__version__}")
+        say(f"lldlib {lldlib.__version__}")
         return 0
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(Plain("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         return tyro.extras.subcommand_cli_from_dict(
             commands(arguments), args=arguments, prog="lldlib", description=ABOUT
@@ -71,23 +73,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in TRAIN:
             raise
         what = "this command needs PyTorch and more: pip install 'lldlib[train]'"
-        print(f"error: {what}", file=sys.stderr)
+        say(f"error: {what}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever read the output has stopped, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # what a shell reports for a command that SIGPIPE ended
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be installed
             raise
         what = "lower --rollout.at-once (rollouts, exams) or --micro-rows (evaluate, sft: --rows)"
-        print(f"error: out of GPU memory: {what}", file=sys.stderr)
+        say(f"error: out of GPU memory: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; what is written can be resumed", file=sys.stderr)
+        say("stopped; what is written can be resumed", file=sys.stderr)
         return 130
+
+
+class Plain(logging.Formatter):
+    """Names of files may hold escape codes, which do not reach the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message with its printable characters alone."""
+        return shown(super().format(record))
+
+
+def say(text: object, **to: Any) -> None:
+    """Print what may hold names and texts of others."""
+    print(shown(str(text)), **to)
 
 
 @dataclass(frozen=True)
@@ -186,10 +201,10 @@ def demo(
         return _stopped(AGAIN)
     if rows:
         figure = save(collapse_figure(runs), out / "figure.png")
-        print(f"\n{study.table(rows)}\n\n{study.verdict(rows)}\n")
+        say(f"\n{study.table(rows)}\n\n{study.verdict(rows)}\n")
         folders = [run.path for found in runs.values() for run in found]
-        print(f"figure:  {figure}\nsummary: {out / 'summary.json'}")
-        print(f"one page with every answer: {command('explore', *folders, '--out', 'spiral.html')}")
+        say(f"figure:  {figure}\nsummary: {out / 'summary.json'}")
+        say(f"one page with every answer: {command('explore', *folders, '--out', 'spiral.html')}")
     return _complain(failures)
 
 
@@ -231,7 +246,7 @@ def train(
         from lldlib.train.rehearse import rehearse
 
         done = max((step for step, _ in Run(out).checkpoints), default=0) if resume else 0
-        print(rehearse(config, done).text())
+        say(rehearse(config, done).text())
         return 0
     run = TrainingRun(config, out, resume=resume)
     try:
@@ -240,7 +255,7 @@ def train(
         run_with_bar(run)
     except KeyboardInterrupt:
         return _stopped(resume_hint(out))
-    print(f"\n{ending(out)}")
+    say(f"\n{ending(out)}")
     return 0
 
 
@@ -258,8 +273,8 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
 
     refuse_foreign(out, "report", *REPORT)
     files = write_report(runs, out)
-    print(files[0].read_text(encoding="utf-8"))
-    print("\n".join(map(str, files)))
+    say(files[0].read_text(encoding="utf-8"))
+    say("\n".join(map(str, files)))
     return 0
 
 
@@ -278,7 +293,7 @@ def explore(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path, play: bool 
     from lldlib.runs.folder import Run
     from lldlib.show.spiral import save_spiral
 
-    print(f"page: {save_spiral([Run(run) for run in runs], out, play=play)}")
+    say(f"page: {save_spiral([Run(run) for run in runs], out, play=play)}")
     return 0
 
 
@@ -312,7 +327,7 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
     except KeyboardInterrupt:
         return _stopped(AGAIN)
     rows = json.loads((out / SUMMARY).read_bytes())
-    print(f"\n{summary_table([row | {'arm': row['cell']} for row in rows])}\nrows: {out / SUMMARY}")
+    say(f"\n{summary_table([row | {'arm': row['cell']} for row in rows])}\nrows: {out / SUMMARY}")
     return _complain(failures)
 
 
@@ -334,7 +349,7 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/w
     claim(out, "warmstart")
     policy = warm_start(World.load(), config)
     save_policy(policy, out)
-    print(f"policy: {out}")
+    say(f"policy: {out}")
     start = {} if config.start is None else {"policy": config.start}
     _print_heldout(policy, train_config("grpo", seed=0, world="shuffled", **start))
     return 0
@@ -364,11 +379,11 @@ def prepare(
     from lldlib.world import prepare as made
 
     require("heldout", heldout, Count)
-    print(made.report(name, out, made.prepare(name, files, out, heldout=heldout)))
+    say(made.report(name, out, made.prepare(name, files, out, heldout=heldout)))
     if name != "wiki18":
         corpus = out / "corpus.jsonl" if (out / "corpus.jsonl").is_file() else "FILE"
         data = f"--data.train {out}/train.jsonl --data.heldout {out}/heldout.jsonl"
-        print(f"next: lldlib train --policy MODEL {data} --data.corpus {corpus} --dry-run")
+        say(f"next: lldlib train --policy MODEL {data} --data.corpus {corpus} --dry-run")
     return 0
 
 
@@ -397,7 +412,7 @@ def sft(
         run.run()
     except KeyboardInterrupt:
         return _stopped(resume_hint(out, "sft"))
-    print(f"policy: {out / 'policy'}")
+    say(f"policy: {out / 'policy'}")
     return 0
 
 
@@ -439,7 +454,7 @@ def fit(
         gradient_checkpointing=load.gradient_checkpointing,
         reference=reference,
     )
-    print(found.table())
+    say(found.table())
     return 0 if found.fits else 1
 
 
@@ -555,7 +570,7 @@ def _benchmarks(asked: Asked) -> int:
     summary = {"tasks": [s.summary() for s in scores], "against": [asdict(p) for p in pairs]}
     write_json(asked.out / "summary.json", asked.names() | summary)
     write_whole(asked.out / "table.md", table)
-    print(f"{table}\nanswers: {asked.out}")
+    say(f"{table}\nanswers: {asked.out}")
     return 0
 
 
@@ -583,7 +598,7 @@ def serve(
     from lldlib.retrieval.serve import make_app, serve
 
     app = make_app(open_bm25(corpus, index), topk)
-    serve(app, host, port, lambda url: print(f"serving {url}", flush=True))
+    serve(app, host, port, lambda url: say(f"serving {url}", flush=True))
     return 0
 
 
@@ -625,7 +640,7 @@ def diagnose(
         claim_pages(out)
 
     def complain(line: str) -> None:
-        print(f"error: {line}", file=sys.stderr)
+        say(f"error: {line}", file=sys.stderr)
 
     shown = {"as_json": json, "markdown": markdown, "map_columns": map, "fail_on": fail_on}
     live = {"follow": follow, "seconds": seconds, "address": webhook}
@@ -658,7 +673,7 @@ def check_llds(
     how = {"gate": gate, "preserve": preserve, "signature": signature}
     found = check_llds(_function(function), **how)
     told = {"function": function, "kept": found.kept, **asdict(found)}
-    print(as_json(told, ensure_ascii=False) if json else found.text())
+    say(as_json(told, ensure_ascii=False) if json else found.text())
     return 0 if found.kept else 1
 
 
@@ -676,14 +691,14 @@ def _print_heldout(policy: Any, config: TrainConfig) -> None:
         raise ValueError("nothing was held out of this run: ask benchmarks, --benchmarks and --out")
     questions = environment.heldout.questions
     em = heldout_em(policy, environment, config.rollout)
-    print(f"held-out exact match                        {em:.3f}  ({len(questions)} questions)")
+    say(f"held-out exact match                        {em:.3f}  ({len(questions)} questions)")
     if not all(isinstance(question, WorldQuestion) for question in questions):
         return  # there are no facts to permute
     planet = seed_for("control planet", config.seed)
     control = permuted_control(policy, World.load(), questions, config.rollout, seed=planet)
-    print(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
-    print(f"({control.questions} questions whose answer changed)")
-    print(f"on a permuted corpus, against true answers  {control.em_true:.3f}")
+    say(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
+    say(f"({control.questions} questions whose answer changed)")
+    say(f"on a permuted corpus, against true answers  {control.em_true:.3f}")
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -718,12 +733,12 @@ def _one_thread() -> None:
 
 def _stopped(what: str) -> int:
     """After Ctrl-C: say how to go on; the exit code."""
-    print(f"\n{what}", file=sys.stderr)
+    say(f"\n{what}", file=sys.stderr)
     return 130
 
 
 def _complain(failures: dict[Path, str]) -> int:
     """Say which runs failed; the exit code."""
     for path, error in failures.items():
-        print(f"failed: {path}: {error}", file=sys.stderr)
+        say(f"failed: {path}: {error}", file=sys.stderr)
     return 1 if failures else 0

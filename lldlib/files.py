@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
+LINE = 64_000_000  # bytes of a line, at most; the longest of a question set is some 100,000
 _NO_CHARACTER = re.compile("[\ud800-\udfff\0]")
 
 
@@ -25,6 +26,19 @@ def one_line(text: str, most: int = 200) -> str:
     """Text of others for an error or a terminal: a line of printable characters, cut at `most`."""
     line = "".join(c if c.isprintable() else " " for c in text[: most + 1])
     return line if len(line) <= most else f"{line[:most]} ..."
+
+
+def shown(text: str) -> str:
+    """Text of others for a terminal: line ends stay, what else does not print is a space."""
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+
+
+def lines_of(file: IO[bytes], name: Path | str) -> Iterator[bytes]:
+    """The lines of an open file, with their ends; ValueError for one that is over LINE long."""
+    for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b""), start=1):
+        if len(line) > LINE:
+            raise ValueError(f"{name}:{number}: a line of over {LINE:,} bytes; break it up")
+        yield line
 
 
 class Foreign(str):
@@ -50,7 +64,7 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
         raise FileNotFoundError(f"{path}: no such file; check the path")
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(lines_of(lines, path), start=1):
                 where = f"{path}:{number}"
                 if line.strip():
                     yield where, _object(line, where)

@@ -15,11 +15,14 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
+EPISODE = {"question": "?", "answers": ["a"], "reward": 0.0, "stop": "length", "turns": []}
+
+
 def write_run(folder, steps):
     writer = RunWriter.create(folder, {"seed": 3, "method": "grpo"})
     for step in range(steps):
         writer.metrics(step, {"reward/mean": step / 10})
-        writer.rollout(step, {"text": f"episode {step}"})
+        writer.rollout(step, EPISODE | {"answer": f"episode {step}"})
     writer.event(0, "knob", lr=1e-4)
     writer.close()
     return writer
@@ -39,7 +42,7 @@ def test_round_trip(folder):
     assert run.config == {"seed": 3, "method": "grpo"}
     assert run.metrics[2] == {"step": 2, "reward/mean": 0.2}
     assert run.series("reward/mean") == ([0, 1, 2], [0.0, 0.1, 0.2])
-    assert run.rollouts[1] == {"step": 1, "text": "episode 1"}
+    assert run.rollouts[1] == {"step": 1} | EPISODE | {"answer": "episode 1"}
     assert run.events == [{"step": 0, "kind": "knob", "lr": 1e-4}]
     assert run.series("no/such") == ([], [])
 
@@ -102,13 +105,15 @@ def test_the_metrics_are_read_once(folder):
 
 def test_every_line_is_strict_json_and_keeps_unicode(folder):
     writer = RunWriter.create(folder, {})
-    writer.rollout(0, {"text": "São\u2028Tomé", "logp": [math.nan, [-math.inf, 1 / 3]]})
+    said = {"role": "action", "text": "São\u2028Tomé", "logp": [math.nan, -math.inf, 1 / 3]}
+    writer.rollout(0, EPISODE | {"turns": [said], "more": [math.nan, [-math.inf]]})
     writer.event(0, "alarm", value=math.nan)
     writer.close()
     for name in ("rollouts.jsonl", "events.jsonl"):
         json.loads((folder / name).read_text("utf-8"), parse_constant=pytest.fail)
     (record,) = Run(folder).rollouts
-    assert record == {"step": 0, "text": "São\u2028Tomé", "logp": [None, [None, 0.333333]]}
+    assert record["turns"] == [said | {"logp": [None, None, 0.333333]}]
+    assert record["more"] == [None, [None]] and record["answer"] is None
 
 
 def test_a_bad_metric_key_is_refused(folder):
@@ -144,8 +149,8 @@ def test_a_half_written_last_line_is_ignored(folder, lost):
 
 def test_a_last_line_cut_inside_a_letter_is_ignored(folder):
     writer = RunWriter.create(folder, {})
-    writer.rollout(0, {"text": "a"})
-    writer.rollout(1, {"text": "é"})
+    writer.rollout(0, EPISODE | {"answer": "a"})
+    writer.rollout(1, EPISODE | {"answer": "é"})
     writer.close()
     cut(folder / "rollouts.jsonl", len(b'\xa9"}\n'))
     assert [row["step"] for row in Run(folder).rollouts] == [0]

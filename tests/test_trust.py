@@ -1,16 +1,20 @@
 """Small versions of the trials in data/trust, each with a fault planted that it must find."""
 
+from dataclasses import replace
+
 import pytest
 from helpers import script
 from small_tokenizers import qwen2
 
 from lldlib.retrieval import client
 from lldlib.rollout.loop import Rollout, TokenText
+from lldlib.show.steering import Steering, train_hindmost
 from lldlib.world.protocol import Action
 
 transcripts = script("trust/transcripts.py")
 service = script("trust/service.py")
 strangers = script("trust/strangers.py")
+hands = script("trust/hands.py")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -69,3 +73,55 @@ def test_the_trial_sees_an_error_that_is_no_refusal(monkeypatch):
     monkeypatch.setitem(strangers.READERS, "reckless", reader)
     _, wrong = strangers.trial("reckless", 60, seed=0)
     assert any("IndexError" in fault for fault in wrong)
+
+
+def test_the_lab_does_what_random_hands_ask_for():
+    done, wrong = hands.trial(8, seed=0)
+    assert wrong == [] and done["knob"] and done["cell"] and done["interrupt"]
+
+
+def test_the_trial_sees_a_knob_in_another_run(monkeypatch):
+    real = Steering.turn
+    monkeypatch.setattr(
+        Steering, "turn", lambda self, _, knobs: real(self, [*self.runs][-1], knobs)
+    )
+    _, wrong = hands.trial(8, seed=0)
+    assert any("other settings" in fault for fault in wrong)
+
+
+def test_a_run_at_its_end_does_not_hold_up_the_others():
+    class Short:
+        def __init__(self, done, steps):
+            self.next_batch, self.config = done, hands.train_config("grpo", 0, steps=steps)
+
+        def step(self):
+            self.next_batch += 1
+
+    runs = {"short": Short(2, 2), "long": Short(3, 5), "other": Short(4, 5)}
+    train_hindmost(runs)
+    assert [run.next_batch for run in runs.values()] == [2, 4, 4]
+    train_hindmost(runs)
+    assert [run.next_batch for run in runs.values()] == [2, 5, 5]
+    train_hindmost(runs)
+    assert [run.next_batch for run in runs.values()] == [2, 5, 5]
+
+
+def test_a_knob_of_the_loss_leaves_the_others_as_they_stand(tmp_path):
+    with hands.cheap():
+        config = hands.train_config("grpo", 0, **hands.SMALL)
+        run = hands.TrainingRun(config, tmp_path / "run")
+        steering = Steering({"A": run})
+        steering.turn("A", {"llds_coef": 0.3})
+        steering.turn("A", {"lp_reg_coef": 0.2})
+        loss = replace(config.loss, llds_coef=0.3, lp_reg_coef=0.2)
+        assert run.config == replace(config, loss=loss)
+        run.writer.close()
+
+
+def test_a_line_that_is_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("lldlib.files.LINE", 1000)
+    file = tmp_path / "file.jsonl"
+    file.write_text('{"step": 0, "id": "' + "a" * 1000 + '"}\n')
+    for name in ("questions", "corpus", "facts", "predictions", "metrics", "rollouts"):
+        with pytest.raises(ValueError, match="a line of over 1,000 bytes"):
+            strangers.READERS[name].read(file)

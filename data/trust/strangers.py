@@ -2,7 +2,8 @@
 
 Each reader of the package is given so many files: good ones whose bytes are flipped, cut or
 doubled, or whose values are replaced by what does not belong there. Each must be read, or refused
-by one line. Prints every other ending with the seed that makes it, and the counts.
+by one line. Prints other endings with the seeds that make them, and after every block the counts
+and the processor time of the block.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import copy
 import json
 import math
 import random
+import shutil
 import tempfile
 import time
 import traceback
@@ -26,11 +28,15 @@ from lldlib.retrieval import load_corpus
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import phases_of
 from lldlib.runs.summary import summarise
+from lldlib.show.says import said_html
+from lldlib.show.spiral import spiral_page
+from lldlib.show.steered import curves_text, knob_changes
 from lldlib.train.lessons import load_gold_paths
 from lldlib.train.run import describe
 from lldlib.world.atlas import World
 from lldlib.world.benchmarks import load_questions
 
+BLOCK = 500  # files of each reader between two lines of output
 REFUSED = (ValueError, OSError, NoAnswers)  # by a line; anything else is a fault
 STRANGE = (
     *(None, True, -1, 0, 1.5, 10**400, 1e308, math.nan, math.inf, "", "x", "1", "\x1b[31m", "\x00"),
@@ -61,6 +67,9 @@ METRICS = [
 ]
 
 
+KNOB = {"step": 1, "kind": "knob", "lr": 1e-4, "loss": {"llds_coef": 0.5}}
+
+
 class Reader(NamedTuple):
     """What is read, good rows of it, and how."""
 
@@ -72,18 +81,22 @@ def run_with(name: str, read: Callable[[Run], object]) -> Callable[[Path], objec
     """A reader of a run folder in which `name` is the broken file."""
 
     def go(file: Path) -> object:
-        folder = file.parent / "run"
-        folder.mkdir(exist_ok=True)
-        config = json.dumps(describe(train_config("grpo", seed=0)))
-        lines = "\n".join(map(json.dumps, METRICS)) + "\n"
-        for other, text in (("config.json", config), ("metrics.jsonl", lines)):
-            (folder / other).write_text(text, encoding="utf-8")
-        for other in ("rollouts.jsonl", "events.jsonl"):
-            (folder / other).unlink(missing_ok=True)
-        (folder / name).write_bytes(file.read_bytes())
+        folder = file.parent / f"run with {name}"
+        if not folder.exists():  # every later trial of this reader replaces the one file
+            folder.mkdir()
+            config = json.dumps(describe(train_config("grpo", seed=0)))
+            (folder / "config.json").write_text(config, encoding="utf-8")
+            lines = "\n".join(map(json.dumps, METRICS)) + "\n"
+            (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        shutil.copyfile(file, folder / name)
         return read(Run(folder))
 
     return go
+
+
+def pages(run: Run) -> tuple:
+    """What is shown of a run."""
+    return spiral_page([run]), said_html("A", run), knob_changes(run), curves_text({"A": run})
 
 
 READERS = {
@@ -109,6 +122,12 @@ READERS = {
         run_with("config.json", lambda run: train_config_from(run.config)),
     ),
     "rollouts": Reader([ROLLOUT], run_with("rollouts.jsonl", lambda run: run.rollouts)),
+    "page of rollouts": Reader([ROLLOUT], run_with("rollouts.jsonl", pages)),
+    "page of questions": Reader([ROLLOUT], run_with("questions.jsonl", pages)),
+    "page of settings": Reader(
+        [describe(train_config("llds", seed=0))], run_with("config.json", pages)
+    ),
+    "page of events": Reader([KNOB, {"step": 2, "kind": "alarm"}], run_with("events.jsonl", pages)),
 }
 
 
@@ -197,14 +216,18 @@ def main() -> None:
     """Read, and say how it went."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="files for each reader")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first; one more for each file")
     given = parser.parse_args()
-    for name in READERS:
-        start = time.monotonic()
-        ways, wrong = trial(name, given.count, given.seed)
-        print("\n".join(wrong[:3]))
-        went = f"{ways['read']} read, {ways['refused']} refused, {len(wrong)} wrong"
-        print(f"{name}: {went}, {time.monotonic() - start:.0f} s")
+    end, total = given.seed + given.count, Counter()
+    for first in range(given.seed, end, BLOCK):  # so that a long trial may be stopped at any block
+        count, start = min(BLOCK, end - first), time.process_time()
+        for name in READERS:
+            ways, wrong = trial(name, count, first)
+            total += ways
+            print("\n".join(wrong[:3]), end="\n" * bool(wrong))
+        seconds = time.process_time() - start
+        told = ", ".join(f"{total[way]} {way}" for way in ("read", "refused", "wrong"))
+        print(f"seeds {given.seed} to {first + count - 1}: {told}; {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,23 +14,38 @@ from lldlib.losses import needs
 from lldlib.losses.objective import REGULARIZERS
 
 logger = logging.getLogger(__name__)
-VERSIONS = SpecifierSet(">=1.16,<1.17")  # the adapter overrides private methods of GRPOTrainer
+VERSIONS = SpecifierSet(">=1.16,<1.17")
+WANTED = f"lldlib.adapters.trl was tried with TRL {VERSIONS}: pip install 'trl{VERSIONS}'"
+METHODS = (  # of GRPOTrainer, most of them private, that the adapter overrides or calls
+    *("_calculate_rewards", "_generate_and_score_completions", "_prepare_inputs"),
+    *("_get_per_token_logps_and_entropies", "_compute_loss", "_get_grad_norm"),
+    *("_get_learning_rate", "get_off_policy_mask"),
+)
 
 
 def check_version() -> None:
-    """Raise ImportError, naming the range, where TRL is missing or outside it."""
-    wanted = f"lldlib.adapters.trl was tried with TRL {VERSIONS}: pip install 'trl{VERSIONS}'"
+    """Raise ImportError where TRL is missing; warn of a version that was not tried."""
     try:
         found = metadata.version("trl")
     except metadata.PackageNotFoundError:
-        raise ImportError(f"TRL is not installed; {wanted}") from None
+        raise ImportError(f"TRL is not installed; {WANTED}") from None
     if found not in VERSIONS:
-        raise ImportError(f"TRL {found} is installed; {wanted}")
+        logger.warning("TRL %s is installed; %s", found, WANTED)
+
+
+def check_methods(trainer: type) -> None:
+    """Raise ImportError, naming the first, where the trainer lacks a method that is needed."""
+    for name in METHODS:
+        if not hasattr(trainer, name):
+            found = metadata.version("trl")
+            raise ImportError(f"TRL {found} has no {trainer.__name__}.{name}; {WANTED}")
 
 
 check_version()
 
-from trl import GRPOConfig  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+check_methods(GRPOTrainer)
 
 # the terms that TRL lacks, which are those with a knob in the lab
 OFFERED = [term for term in REGULARIZERS if term.symbol]

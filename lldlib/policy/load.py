@@ -13,6 +13,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Literal
 
 import torch
@@ -92,7 +93,7 @@ def load_policy(
     try:
         tokenizer = _load_tokenizer(path, options)
         model = _load_model(path, options, quantize, getattr(torch, dtype), device)
-    except (OSError, ValueError, SafetensorError, ImportError) as error:
+    except (OSError, ValueError, SafetensorError, ImportError, UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"cannot load the policy {path!r} ({reason}): give "

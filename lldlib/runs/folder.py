@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lldlib.files import load_json, refuse_foreign, write_json, write_whole, writing
+from lldlib.files import LINE, lines_of, load_json, refuse_foreign, write_json, write_whole, writing
 
 try:
     import fcntl
@@ -37,6 +37,7 @@ except ImportError:  # Windows, where two writers are not told apart
 
 log = logging.getLogger(__name__)
 
+KEYS = 10_000  # of a row of metrics, at most: a run logs some 100
 LARGEST = 1e100  # of a metric: training in float32 makes none over 3.4e38
 CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
 QUESTIONS = "questions.jsonl"
@@ -217,7 +218,8 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The settings of the run."""
         try:
-            config = load_json((self.path / CONFIG).read_bytes())
+            with (self.path / CONFIG).open("rb") as file:
+                config = load_json(file.read(LINE))
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG} is not valid JSON: {error}") from None
         if not isinstance(config, dict):
@@ -229,6 +231,8 @@ class Run:
         """One row per rollout batch: numbers, or None where a batch has none."""
         rows = self._rows(METRICS)
         for row in rows:
+            if len(row) > KEYS:
+                raise ValueError(f"{self.path / METRICS}, step {row['step']}: over {KEYS:,} keys")
             for key, value in row.items():
                 number = value is None or isinstance(value, (int, float))
                 if not number or (value is not None and abs(value) > LARGEST):
@@ -241,17 +245,21 @@ class Run:
     @property
     def events(self) -> list[dict[str, Any]]:
         """What happened, in order."""
-        return self._rows(EVENTS)
+        rows = self._rows(EVENTS)
+        for row in rows:
+            if not isinstance(row.get("kind"), str):
+                raise ValueError(f"{self.path / EVENTS}, step {row['step']}: no kind; remove it")
+        return rows
 
     @property
     def rollouts(self) -> list[dict[str, Any]]:
-        """The sampled episodes."""
-        return self._rows(ROLLOUTS)
+        """The sampled episodes; what an engine did not record of one is empty."""
+        return self._episodes(ROLLOUTS)
 
     @property
     def questions(self) -> list[dict[str, Any]]:
         """The answers to the fixed questions, in order; "step" 0 is before the first batch."""
-        return self._rows(QUESTIONS)
+        return self._episodes(QUESTIONS)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -301,11 +309,48 @@ class Run:
         folder = checkpoints[chosen]
         return load_file(folder / TENSORS), load_json((folder / STATE).read_bytes())
 
+    def _episodes(self, name: str) -> list[dict[str, Any]]:
+        rows = [{"answers": [], "answer": None, "stop": ""} | row for row in self._rows(name)]
+        for row in rows:
+            if wrong := _misshapen(row):
+                raise ValueError(
+                    f"{self.path / name}, step {row['step']}: {wrong} of an episode is of another "
+                    "kind; remove the line"
+                )
+        return rows
+
     def _rows(self, name: str) -> list[dict[str, Any]]:
         rows = [row for _, row in _read_lines(self.path / name)]
         if self.batches is None:
             return rows
         return [row for row in rows if _within(name, row, self.batches)]
+
+
+def _misshapen(row: Mapping[str, Any]) -> str | None:
+    """The part of an episode's record that is missing or of another kind; None: all are well."""
+    if not isinstance(row["answers"], list) or not all(isinstance(a, str) for a in row["answers"]):
+        return "answers"
+    if not isinstance(row["answer"], str | None):
+        return "answer"
+    for name in ("question", "stop"):
+        if not isinstance(row.get(name), str):
+            return name
+    turns = row.get("turns")
+    if row.get("reward") is None or not _is_number(row["reward"]):
+        return "reward"
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        return "turns"
+    for turn in turns:
+        texts = isinstance(turn.get("role"), str) and isinstance(turn.get("text"), str)
+        logp = turn.get("logp")
+        if not texts or not isinstance(logp, list) or not all(map(_is_number, logp)):
+            return "a turn"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number of a log, or None."""
+    return value is None or (isinstance(value, (int, float)) and abs(value) <= LARGEST)
 
 
 def _within(name: str, row: Mapping[str, Any], batches: int) -> bool:
@@ -317,13 +362,14 @@ def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The raw lines and their objects; a last line without a newline counts only if whole."""
     if not path.exists():
         return []
-    *lines, last = path.read_bytes().split(b"\n")
-    rows = [(line.decode(errors="replace"), _parse(line)) for line in lines]
-    for number, (_, row) in enumerate(rows, start=1):
-        if row is None:
-            raise ValueError(f"{path}, line {number}: no JSON object with a 'step'; remove it")
-    if (row := _parse(last)) is not None:
-        rows.append((last.decode(), row))
+    rows = []
+    with path.open("rb") as file:
+        for number, line in enumerate(lines_of(file, path), start=1):
+            row = _parse(line)
+            if row is not None:
+                rows.append((line.removesuffix(b"\n").decode(errors="replace"), row))
+            elif line.endswith(b"\n"):
+                raise ValueError(f"{path}, line {number}: no JSON object with a 'step'; remove it")
     return rows
 
 

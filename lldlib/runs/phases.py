@@ -124,7 +124,8 @@ def phases_of(run: Run) -> Phases:
     A run goes on while it has fewer batches than the `steps` of its settings.
     """
     columns = [run.column(key) for key in PHASE_KEYS]
-    if len(run.metrics) < run.config.get("steps", 0):
+    steps = run.config.get("steps")
+    if isinstance(steps, int) and len(run.metrics) < steps:
         return Phases(tuple(live_labels(*columns, DEFAULT)), "live")
     return Phases(tuple(phase_labels(*columns, DEFAULT)), "with hindsight")
 

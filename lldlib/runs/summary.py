@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from lldlib.config import require
 from lldlib.files import markdown_table
-from lldlib.runs.folder import Run
+from lldlib.runs.folder import LARGEST, Run
 from lldlib.runs.phases import alarm_of, find_collapse
 
 WINDOW = 10  # rollout batches in a mean reward
@@ -17,6 +18,7 @@ LOGGING = (
     "questions_every",
 )
 UNLIKE = ("seed", "created", "versions", "device", *LOGGING)  # in which runs of one arm may differ
+KINDS = {"method": str, "seed": int, "lr": float, "updates_per_batch": int, "steps": int}
 SHORT = {"llds_coef": "λ", "updates_per_batch": "updates", "lp_reg_coef": "β"}
 COLUMNS = {
     "arm": "arm",
@@ -61,7 +63,8 @@ def summarise(run: Run) -> dict[str, Any]:
     sampled as in training, and greedy. The settings that sweeps vary come along. Raises ValueError
     for a run of another kind than GRPO's.
     """
-    config, rewards = _config(run), pd.Series(run.series("reward/mean")[1], dtype=float)
+    config = _config(run, "seed", "lr", "updates_per_batch")
+    rewards = pd.Series(run.series("reward/mean")[1], dtype=float)
     # of whole windows alone; a run that is shorter is averaged whole
     means = rewards.rolling(min(WINDOW, max(1, len(rewards)))).apply(fmean, raw=True).dropna()
     collapse = find_collapse(run.column("reward/mean"))
@@ -93,10 +96,16 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: Run, *needed: str) -> dict[str, Any]:
     config = run.config
     if "method" not in config:
         raise ValueError(f"{run.path} is no GRPO run: its config.json has no method; leave it out")
+    for name in (KINDS.keys() & config.keys()) | set(needed):
+        require(f"{run.path}: {name}", config.get(name), KINDS[name])
+    if needed:
+        loss = config.get("loss")
+        coef = loss.get("llds_coef") if isinstance(loss, dict) else None
+        require(f"{run.path}: loss.llds_coef", coef, float)
     return config
 
 
@@ -152,7 +161,8 @@ def share_interval(hits: int, total: int) -> tuple[float, float]:
 
 def value_text(value: Any) -> str:
     """A setting as one writes it: 10, 0.2, 3e-4, a name."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or (isinstance(value, int) and abs(value) > LARGEST):
         return str(value)
     if value and abs(value) < 1e-3:
         return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")

@@ -133,6 +133,8 @@ class Bar(ipywidgets.VBox):
         for name in names:
             if name not in self.knobs:
                 self.knobs[name] = Knobs(name, lambda asked, name=name: self._turned(name, asked))
+                for part in self.knobs[name].parts.values():
+                    part.disabled = self.chosen.disabled
         self.chosen.style.button_width = f"{24 + 8 * max(map(len, names))}px"
         self._show_knobs()
 

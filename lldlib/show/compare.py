@@ -1,6 +1,7 @@
 """Figures that compare many run folders: unlabelled runs, sweeps, methods; and the report."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ WORDS = {
     "heldout_em": "held-out EM",
     "seconds_per_batch": "seconds per batch",
 }
+NO_NAME = r"[^\w=,-]+"  # what of a method does not go into a file's name
 MAX_ARMS = 4  # whose curves one figure of a report can hold
 
 Row = Mapping[str, Any]
@@ -180,7 +182,7 @@ def _figures(arms: dict[str, list[Run]], rows: list[dict[str, Any]]) -> dict[str
         swept = [row for row in finished if row["method"] == method]
         if all(len({row[key] for row in swept}) > 1 for key in ("lr", "updates_per_batch")):
             ax = sweep_heatmap(swept, "lr", "updates_per_batch", "end_reward")
-            drawn[f"sweep_{method}"] = ax.figure
+            drawn[f"sweep_{re.sub(NO_NAME, '_', method)}"] = ax.figure
     return drawn
 
 

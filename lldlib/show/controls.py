@@ -5,7 +5,6 @@ import io
 import threading
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +89,14 @@ def row(children: Iterable[ipywidgets.Widget]) -> ipywidgets.HBox:
 
 
 class Knobs(ipywidgets.VBox):
-    """Controls of one run's settings; `turned` is called with the fields of TrainConfig to set.
+    """Controls of one run's settings; `turned` is called with what `Steering.turn` is to set.
 
     Every label names the run, so that nobody turns the knob of another one. Choosing a method sets
     the other knobs of the loss to that method's preset.
     """
 
     def __init__(self, run: str, turned: Callable[[dict[str, Any]], None]):
-        self._turned, self._quiet, self._base = turned, False, LossConfig()
+        self._turned, self._quiet = turned, False
         self._policy = ""  # of the run whose settings are shown
         loss = _loss_parts()
         self._loss = tuple(loss)  # knobs that are fields of the loss
@@ -131,7 +130,7 @@ class Knobs(ipywidgets.VBox):
 
     def show(self, config: TrainConfig) -> None:
         """Let the controls stand as the config does, without turning anything."""
-        self._base, self._quiet, self._policy = config.loss, True, config.policy
+        self._quiet, self._policy = True, config.policy
         try:
             self.parts["lr"].options = _rates(config.lr)
             shown = {"method": config.method, "lr": config.lr}
@@ -147,18 +146,17 @@ class Knobs(ipywidgets.VBox):
     def _changed(self, name: str) -> None:
         if self._quiet:
             return
-        if name == "method":
-            self._take_preset(self.parts["method"].value)
-        loss = replace(self._base, **{k: self.parts[k].value for k in self._loss})
-        others = ("method", "lr", "updates_per_batch")
-        self._turned({"loss": loss} | {k: self.parts[k].value for k in others})
+        value = self.parts[name].value
+        preset = {"loss": self._take_preset(value)} if name == "method" else {}
+        self._turned({name: value} | preset)
 
-    def _take_preset(self, name: str) -> None:
-        """The loss of a method, at the weights that suit the run's built-in world."""
-        self._base, self._quiet = built_in(self._policy).loss_of(name), True
+    def _take_preset(self, name: str) -> LossConfig:
+        """Show the loss of a method, at the weights that suit the run's built-in world."""
+        loss, self._quiet = built_in(self._policy).loss_of(name), True
         for knob in self._loss:
-            self.parts[knob].value = getattr(self._base, knob)
+            self.parts[knob].value = getattr(loss, knob)
         self._quiet = False
+        return loss
 
 
 def _loss_parts() -> dict[str, ipywidgets.Widget]:

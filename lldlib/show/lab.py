@@ -15,8 +15,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ipywidgets
 
@@ -31,6 +33,8 @@ PING, UNHEARD = 20.0, 6  # seconds between two pings of the page; so many withou
 BATCHES = 8  # how long the branches of a rescue go on
 
 logger = logging.getLogger(__name__)
+# labs that have trained beside cells, each with the event loop that its pause belongs to
+LABS: WeakKeyDictionary["LiveLab", asyncio.AbstractEventLoop] = WeakKeyDictionary()
 
 
 class LiveLab(ipywidgets.VBox):
@@ -91,7 +95,7 @@ class LiveLab(ipywidgets.VBox):
             self._wait(self.steering.tick)
 
     def turn(self, **knobs: Any) -> None:
-        """Turn knobs of the chosen run: fields of TrainConfig."""
+        """Turn knobs of the chosen run: fields of TrainConfig, and of its loss."""
         self._wait(self.steering.turn, self.chosen.value, knobs)
 
     def rewind(self, step: int) -> None:
@@ -169,14 +173,15 @@ class LiveLab(ipywidgets.VBox):
             self._set_status(html.escape(problem))
 
     def _catch_interrupts(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the kernel's Interrupt pause the lab while no cell runs.
+        """Make the kernel's Interrupt pause this lab, and every other that is going.
 
         A running cell has Python's own handler, so that Interrupt ends the cell as ever; between
         cells the kernel ignores the signal, and only that is replaced.
         """
+        LABS[self] = loop
         idle = threading.current_thread() is threading.main_thread()
         if idle and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-            signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(self.pause))
+            signal.signal(signal.SIGINT, _pause_all)
 
     def _ping(self) -> None:
         """Ask the pages that show the lab for a sign, and pause where none answers any more.
@@ -201,8 +206,19 @@ class LiveLab(ipywidgets.VBox):
         self._worker.submit(self.steering.open).result()
         job = Job(work, *args)
         while not job.done:
-            self._show(self._worker.submit(self._advance, job).result())
+            going = self._worker.submit(self._advance, job)
+            try:
+                self._show(going.result())
+            except KeyboardInterrupt:
+                self._show_later(going)
+                raise
         self._show_chosen()
+
+    def _show_later(self, going: Future) -> None:
+        """Show what an interrupted cell has begun, once it is done; without a page not at all."""
+        with suppress(RuntimeError):
+            loop = asyncio.get_running_loop()
+            going.add_done_callback(lambda _: loop.call_soon_threadsafe(self._show_chosen))
 
     def _submit(
         self, doing: str, work: Callable[..., Any], *args: Any, after: str | None = None
@@ -363,6 +379,13 @@ class LiveLab(ipywidgets.VBox):
 
     def _set_status(self, text: str) -> None:
         self.status.value = f'<span class="lab-status" role="status">{text}</span>'
+
+
+def _pause_all(*_: Any) -> None:
+    """The handler of an Interrupt between cells."""
+    for lab, loop in list(LABS.items()):
+        if lab.playing or lab._doing:
+            loop.call_soon_threadsafe(lab.pause)
 
 
 class Job:

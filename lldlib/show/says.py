@@ -42,7 +42,7 @@ def outcome(record: Mapping[str, Any]) -> str:
     given = record["answer"] or "nothing"
     if record["reward"] >= 1:
         return f"✓ right, {given}"
-    return f"✗ wrong, {given} (wanted {wanted})"
+    return f"✗ wrong, {given} (wanted {wanted})" if wanted else f"✗ wrong, {given}"
 
 
 def pair(records: Sequence[Record]) -> list[Record]:

@@ -143,16 +143,22 @@ def _axis(key: str, values: Sequence[float]) -> dict[str, Any]:
 
 def _title(config: Mapping[str, Any]) -> str:
     """The name of an arm that every figure knows, or its method."""
-    best = built_in(config["policy"], config["data"]["world"]).best_rate
-    if config["method"] == "grpo" and config["lr"] == best:
+    if config["method"] == "grpo" and config["lr"] == _best_rate(config):
         return COOLER
     return TITLES.get(config["method"], config["method"])
 
 
+def _best_rate(config: Mapping[str, Any]) -> float | None:
+    """The best learning rate of GRPO that is known for a run's world; None: none is."""
+    policy, data = config.get("policy"), config.get("data")
+    world = data.get("world") if isinstance(data, dict) else None
+    return built_in(policy, world).best_rate if isinstance(policy, str) else None
+
+
 def _names(runs: Sequence[Run]) -> list[str]:
     """A name for each run: equal ones are told apart by settings, by seed, by folder."""
-    names = [_title(run.config) for run in runs]
     settings = [label.partition(" ")[2] for label in arm_labels(runs)]
+    names = [_title(run.config) for run in runs]
     seeds = [f"seed {run.config['seed']}" for run in runs]
     for more in (settings, seeds, [str(run.path) for run in runs]):
         counts = Counter(names)

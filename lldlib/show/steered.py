@@ -120,8 +120,8 @@ def knob_changes(run: Run) -> list[tuple[int, str]]:
     for event in run.events:
         if event["kind"] == "knob":
             new = settings | flat({k: v for k, v in event.items() if k not in ("step", "kind")})
-            turned = [name for name in KNOBS if new[name] != settings[name]]
-            others = sum(v != settings[k] for k, v in new.items() if k not in UNSEEN)
+            turned = [name for name in KNOBS if new.get(name) != settings.get(name)]
+            others = sum(v != settings.get(k) for k, v in new.items() if k not in UNSEEN)
             # the preset's name stands for its other settings
             rest = [f"{others} more"] if others and "method" not in turned else []
             text = ", ".join([KNOBS[name] + value_text(new[name]) for name in turned] + rest)
@@ -260,8 +260,8 @@ def _name_ends(ax: Axes, runs: Mapping[str, Run], end: int) -> None:
 
 def _last(run: Run) -> int:
     """Where a run ends, or should end by its settings, in batches."""
-    turned = [event["steps"] for event in run.events if "steps" in event]
-    return max(len(run.metrics), *turned[-1:], 0 if turned else run.config.get("steps", 0))
+    asked = [run.config.get("steps"), *(event.get("steps") for event in run.events)]
+    return max(len(run.metrics), 0, *[steps for steps in asked if isinstance(steps, int)][-1:])
 
 
 def _happenings(run: Run) -> list[tuple[int, str, tuple]]:

@@ -102,8 +102,12 @@ class Steering:
         train_hindmost(self.runs)
 
     def turn(self, name: str, knobs: dict[str, Any]) -> None:
-        """Turn knobs of a run."""
+        """Turn knobs of a run: fields of TrainConfig, and of its loss."""
         run = self.runs[name]
+        of_loss = {k: v for k, v in knobs.items() if hasattr(run.config.loss, k)}
+        if of_loss:  # of the loss as it now stands, which the page may not yet have seen
+            others = {k: v for k, v in knobs.items() if k not in of_loss}
+            knobs = {"loss": replace(run.config.loss, **of_loss)} | others
         if replace(run.config, **knobs) != run.config:
             run.turn(**knobs)
 
@@ -155,8 +159,9 @@ class Steering:
 
 
 def train_hindmost(runs: Mapping[str, RunControl]) -> None:
-    """One batch of every run that is furthest behind and not at its end."""
-    first = min(run.next_batch for run in runs.values())
-    for run in runs.values():
-        if run.next_batch == first and first < run.config.steps:
+    """One batch of every run that is furthest behind of those not at their end."""
+    going = [run for run in runs.values() if run.next_batch < run.config.steps]
+    first = min((run.next_batch for run in going), default=0)
+    for run in going:
+        if run.next_batch == first:
             run.step()

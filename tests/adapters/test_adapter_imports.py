@@ -26,11 +26,30 @@ def pretend(monkeypatch, found: str | None) -> None:
 
 
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0", "2.0.0"])
-def test_a_version_outside_the_range_is_refused(monkeypatch, found):
+def test_a_version_that_was_not_tried_is_warned_of(monkeypatch, caplog, found):
+    pytest.importorskip("trl")
     pretend(monkeypatch, found)
-    with pytest.raises(ImportError, match=rf"TRL {found} is installed; .*>=1.16") as refusal:
-        importlib.import_module(CONFIG)
-    assert "<1.17" in str(refusal.value) and "\n" not in str(refusal.value)
+    importlib.import_module(CONFIG)
+    (said,) = [r.getMessage() for r in caplog.records if "TRL" in r.getMessage()]
+    assert said.startswith(f"TRL {found} is installed; ") and ">=1.16" in said and "<1.17" in said
+    assert "\n" not in said
+
+
+def test_a_method_that_is_gone_is_named(monkeypatch):
+    trl = pytest.importorskip("trl")
+    config = importlib.import_module(CONFIG)
+    lost = config.METHODS[2]
+
+    class Changed:
+        """A trainer of another TRL."""
+
+    for name in config.METHODS:
+        if name != lost:
+            setattr(Changed, name, getattr(trl.GRPOTrainer, name))
+    with pytest.raises(ImportError, match=rf"has no Changed\.{lost}; ") as refusal:
+        config.check_methods(Changed)
+    assert "\n" not in str(refusal.value)
+    config.check_methods(trl.GRPOTrainer)
 
 
 def test_a_missing_trl_is_told(monkeypatch):
