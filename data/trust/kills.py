@@ -1,6 +1,6 @@
-"""Kills at any instant, full disks, cut files: python data/trust/kills.py --count 1000 [--seed 0]
+"""Kills, full disks, cut files, second writers: python data/trust/kills.py --count 1000 [--seed 0]
 
-A child of this process trains, branches, rewinds, sweeps, reports, ... (SCENES) and dies by SIGKILL:
+A child of this process trains, branches, rewinds, sweeps, reports ... (SCENES) and dies by SIGKILL:
 before its k-th change of the disk, in the midst of its k-th write, or at a random instant. Other
 trials fill the disk, make the folder read-only, cut a file, or send a second writer. Then the same
 command is given again. It must end with what an unbroken child left, to the bit, or say in one line
@@ -432,6 +432,7 @@ PLACES = (
     (supervised, "save_policy", "policy"),
     (exam.Exam, "_answer", "rollout"),
 )
+WRITES = os.O_WRONLY | os.O_RDWR
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.copyfile")
 
 
@@ -469,18 +470,19 @@ def _arm(kill: Kill, base: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event: str, args: tuple) -> None:
-        if event in CHANGES:
+        opened = event == "open" and args[2] & WRITES and str(args[0]).startswith(inside)
+        if opened or event in CHANGES:
             point(event)
-        elif event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR):
-            if str(args[0]).startswith(inside):
-                point(event)
 
     sys.addaudithook(hook)
-    write, save, line = Path.write_text, runlog.save_file, RunWriter._line
+    save, line = runlog.save_file, RunWriter._line
 
-    def half_text(path: Path, text: str, *args: Any, **kwargs: Any) -> int:
-        point("half a file", lambda: write(path, text[: cut.randrange(len(text) + 1)]))
-        return write(path, text, *args, **kwargs)
+    def half_write(real: Callable) -> Callable:
+        def write(path: Path, content: str | bytes, *args: Any, **kwargs: Any) -> int:
+            point("half a file", lambda: real(path, content[: cut.randrange(len(content) + 1)]))
+            return real(path, content, *args, **kwargs)
+
+        return write
 
     def half_save(tensors: dict, path: Path) -> None:
         def half() -> None:
@@ -498,7 +500,8 @@ def _arm(kill: Kill, base: Path) -> None:
         point("half a line", half)
         line(writer, name, row)
 
-    Path.write_text, runlog.save_file, RunWriter._line = half_text, half_save, half_line
+    Path.write_text, Path.write_bytes = half_write(Path.write_text), half_write(Path.write_bytes)
+    runlog.save_file, RunWriter._line = half_save, half_line
 
 
 def start(

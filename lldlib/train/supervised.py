@@ -5,6 +5,7 @@ A model that never uses the tags earns nothing, and GRPO has nothing to compare.
 
 import dataclasses
 import random
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from lldlib.config import DemonstrationConfig, LoadConfig, SftConfig, WarmstartConfig
+from lldlib.files import new_folder
 from lldlib.policy.load import Policy, load_as, save_policy, tiny_model, word_tokenizer
 from lldlib.policy.optimizer import Schedule, adjust, make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
@@ -197,19 +199,22 @@ class SftRun(Supervised):
             self.writer = RunWriter.create(self.out, described)
 
     def _resume(self) -> None:
-        run = Run(self.out)
-        if run.checkpoints:
-            tensors, state = run.load_checkpoint(None)
-            unpack(tensors, self.policy.model, self.optimizer)
-            self.step_index = state["step"]
-        self.writer = RunWriter.resume(self.out, self.step_index)
+        with Held(self.out).freed_by_errors() as held:
+            run = Run(self.out)
+            if run.checkpoints:  # else from its first step
+                tensors, state = run.load_checkpoint(run.resumes_at())
+                unpack(tensors, self.policy.model, self.optimizer)
+                self.step_index = state["step"]
+            self.writer = RunWriter.resume(self.out, self.step_index, held)
 
     def run(self, *, progress: bool = True) -> Policy:
         """All steps that are left; then the policy is saved, its adapters merged into it."""
         super().run(progress=progress)
         self.writer.close()
         self.policy = self._merged()
-        save_policy(self.policy, self.out / "policy")
+        shutil.rmtree(self.out / "policy", ignore_errors=True)
+        with new_folder(self.out / "policy") as fresh:
+            save_policy(self.policy, fresh)
         return self.policy
 
     def step(self) -> dict[str, float]:
