@@ -10,6 +10,7 @@ need root. Prints every difference with its seed, and how many kills landed wher
 
 import argparse
 import contextlib
+import copy
 import hashlib
 import json
 import logging
@@ -27,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +53,9 @@ from lldlib.runs import folder as runlog
 from lldlib.runs.folder import CONFIG, QUESTIONS, ROLLOUTS, Run, RunWriter
 from lldlib.show.compare import write_report
 from lldlib.train import run as training
-from lldlib.train import supervised, sweep, trainer
+from lldlib.train import setup, supervised, sweep, trainer
 from lldlib.train.run import TrainingRun
+from lldlib.world import shuffled
 from lldlib.world.atlas import World
 from lldlib.world.benchmarks import Task
 from lldlib.world.prepare import prepare
@@ -61,8 +64,8 @@ LONGEST = 300.0  # seconds of a child; one that takes longer hangs
 KNOB = {"loss": METHODS["grpo"]}
 GRID = {
     **{"method": ["grpo", "llds"], "seed": [3], "world": ["shuffled"], "steps": [3], "lr": [1e-3]},
-    **{"problems": [2], "group_size": [4], "max_tokens": [36], "updates_per_batch": [2]},
-    **{"rewards": ["coin"], "probe_every": [0], "eval_every": [0], "checkpoint_every": [2]},
+    **{"problems": [2], "group_size": [4], "max_tokens": [26], "updates_per_batch": [2]},
+    **{"rewards": ["coin"], "probe_every": [0], "eval_every": [5], "checkpoint_every": [2]},
 }
 
 
@@ -88,17 +91,17 @@ def settings(stock: Path) -> TrainConfig:
     """Small batches with all that a run does: LLDS, a reference, exams, questions, checkpoints."""
     return TrainConfig(
         seed=3,
-        steps=6,
+        steps=5,
         updates_per_batch=2,
         lr=1e-3,
-        eval_every=4,
+        eval_every=5,
         probe_every=0,
         questions_every=2,
         checkpoint_every=2,
         rewards="coin",  # so that groups are mixed, whatever is answered
         policy=str(stock / "policy"),
         data=DataConfig(world="shuffled", heldout_limit=1, hop_weights=(1.0,)),
-        rollout=RolloutConfig(problems=2, group_size=4, max_tokens=36),
+        rollout=RolloutConfig(problems=2, group_size=4, max_tokens=26),
         loss=METHODS["llds"],
     )
 
@@ -185,11 +188,11 @@ def branch(stock: Path, base: Path) -> None:
 
 
 def rewind(stock: Path, base: Path) -> None:
-    """Five batches, then back to the second."""
+    """Four batches, then back to the second."""
     new = not (base / "run").exists()
     run = opened(stock, base / "run")
     if new:
-        for _ in range(5):
+        for _ in range(4):
             run.step()
         run.rewind(2)
     run.run()
@@ -276,6 +279,7 @@ class Scene(NamedTuple):
     go: Callable[[Path, Path], None]
     runs: str | None = None  # pattern of run folders; None: only files
     files: tuple[str, ...] = ()  # patterns of the other files that are read
+    most: int | None = None  # of its points that are tried, where a child takes seconds
 
 
 SCENES = {
@@ -286,8 +290,8 @@ SCENES = {
     "sweep": Scene(swept, "out/method=*", ("out/sweep.json",)),
     "sft": Scene(sft, "run", ("run/policy/*",)),
     "evaluate": Scene(asked, None, ("out/settings.json", "out/predictions/*.jsonl")),
-    "report": Scene(reported, None, ("out/*.*",)),
-    "diagnose": Scene(diagnosed, None, ("out/*.*",)),
+    "report": Scene(reported, None, ("out/*.*",), 12),
+    "diagnose": Scene(diagnosed, None, ("out/*.*",), 8),
     "explore": Scene(explored, None, ("x.html",)),
     "prepare": Scene(prepared, None, ("out/*.json*",)),
     "index": Scene(indexed, None, ("out/*",)),
@@ -592,9 +596,14 @@ class Lab:
         self.number, self.wrong, self.ways = 0, [], Counter()
         self.places: Counter[str] = Counter()
         self._child(lambda: make_stock(self.stock))
+        self.made = load_policy(str(self.stock / "policy"))
+        self.world = shuffled.environment(settings(self.stock))
+        self.training = cache(self.world.training)
+        for batch in range(settings(self.stock).steps):
+            self.training(batch)
         self.ends = {}
         for name in names:
-            end = live(SCENES[name], self.stock, self._made(self.whole(name)))
+            end = self.live(name, self._made(self.whole(name)))
             if end.said:
                 raise RuntimeError(f"{name}: {end.said}")
             self.ends[name] = end
@@ -606,6 +615,12 @@ class Lab:
     def whole(self, name: str) -> Path:
         """The folder of the unbroken child."""
         return self.root / "whole" / name / "whole"
+
+    def fault(self, *lines: str) -> None:
+        """Note and print what is wrong."""
+        self.wrong += lines
+        for line in lines:
+            print(line, flush=True)
 
     def _made(self, path: Path) -> Path:
         path.mkdir(parents=True)
@@ -634,7 +649,13 @@ class Lab:
         self, name: str, base: Path, kill: Kill = NEVER, ready: Callable = lambda: None
     ) -> End:
         """A child of that scene; see `again`."""
-        return again(SCENES[name], self.stock, base, kill, ready)
+        return again(SCENES[name], self.stock, base, kill, lambda: (self.give(), ready()))
+
+    def give(self) -> None:
+        """Let a child have what is the same for all of them, to save time."""
+        environment = replace(self.world, training=self.training, exams=dict)
+        setup.open_environment = lambda config: environment
+        setup.load_as = lambda name, load: copy.deepcopy(self.made)
 
     def _end_faults(self, name: str, base: Path) -> list[str]:
         got, want = (result(SCENES[name], place) for place in (base, self.whole(name)))
@@ -648,7 +669,7 @@ class Lab:
             return
         wrong = [end.said] if end.said else self._end_faults(name, base)
         self.ways[name, "lost" if wrong else "the same"] += 1
-        self.wrong += [f"{name}, {what}: {each}" for each in wrong]
+        self.fault(*(f"{name}, {what}: {each}" for each in wrong))
 
     def look(self, name: str, base: Path, what: str) -> None:
         """Note what is wrong with what can be read now."""
@@ -656,12 +677,12 @@ class Lab:
             wrong = readable(SCENES[name], base, self.whole(name))
         except (OSError, ValueError) as error:
             wrong = [f"cannot be read: {error}"]
-        self.wrong += [f"{name}, {what}: {each}" for each in wrong]
+        self.fault(*(f"{name}, {what}: {each}" for each in wrong))
 
     def refusal(self, name: str, what: str, end: End, words: tuple[str, ...]) -> None:
         """Note an error that is no refusal of one line with one of these words."""
         if "TRACEBACK" in end.said or not any(word in end.said for word in words):
-            self.wrong.append(f"{name}, {what}: {end.said or 'no error'}")
+            self.fault(f"{name}, {what}: {end.said or 'no error'}")
         self.ways[what, "refused in a line" if end.said else "done all the same"] += 1
 
 
@@ -691,10 +712,10 @@ def instants(lab: Lab, name: str, rng: random.Random) -> int:
 
 
 def points(lab: Lab, name: str, rng: random.Random) -> int:
-    """A kill at each point that the scene passes, and for half of them a second one."""
-    done = 0
-    for at in range(1, lab.ends[name].points + 1):
-        seconds = [Kill(at=rng.randint(1, at), seed=at)] if rng.random() < 0.5 else []
+    """A kill at each point that the scene passes, and after some a second one."""
+    every, done, most = range(1, lab.ends[name].points + 1), 0, SCENES[name].most
+    for at in every if most is None else sorted(rng.sample(every, most)):
+        seconds = [Kill(at=rng.randint(1, at), seed=at)] if rng.random() < 0.2 else []
         first = Kill(at=at, group=rng.random() < 0.7, seed=at)
         done += kills(lab, name, [first, *seconds], "killed at a point")
     return done
@@ -743,7 +764,7 @@ def read_only(lab: Lab, name: str, rng: random.Random) -> None:
         _run("umount", base)
         lab.refusal(name, "read-only folder", end, ("cannot write", "Read-only"))
         if _tree(base) != before:
-            lab.wrong.append(f"{name}, read-only: something was written")
+            lab.fault(f"{name}, read-only: something was written")
         lab.finish(name, base, f"read-only, said {end.said!r}")
 
 
@@ -766,20 +787,20 @@ def second_writer(lab: Lab, name: str, rng: random.Random) -> None:
     with lab.folder() as base:
         SHARED[:72] = bytes(72)
         begun = time.monotonic()
-        number, reader = start(scene, lab.stock, base, NEVER)
+        number, reader = start(scene, lab.stock, base, NEVER, lab.give)
         time.sleep(rng.uniform(0, lab.ends[name].seconds))
         os.killpg(number, signal.SIGSTOP)
         before, place = _tree(base), _place()
-        end = live(scene, lab.stock, base)
+        end = live(scene, lab.stock, base, NEVER, lab.give)
         same = _tree(base) == before
         os.killpg(number, signal.SIGCONT)
         first = wait(number, reader, NEVER, begun)
         busy = ("in use", "already holds a run", "exists")
         for each in (first, end):
             if each.said and not any(word in each.said for word in busy):
-                lab.wrong.append(f"{name}, two writers: {each.said}")
+                lab.fault(f"{name}, two writers: {each.said}")
         if end.said and not same:
-            lab.wrong.append(f"{name}, two writers ({place}): the refused one wrote")
+            lab.fault(f"{name}, two writers ({place}): the refused one wrote")
         lab.ways["second writer", "refused" if end.said else "let in"] += 1
         lab.finish(name, base, f"two writers ({place}): {first.said!r}, {end.said!r}")
 
@@ -811,27 +832,33 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rng, begun = random.Random(given.seed), time.monotonic()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    logging.disable()
     with tempfile.TemporaryDirectory(prefix="kills") as root:
-        lab, done, told = Lab(Path(root), given.only), 0, 0
-
-        def tell(what: str) -> None:
-            nonlocal told
-            print(*lab.wrong[told:], sep="\n", end="\n" * (told < len(lab.wrong)))
-            told = len(lab.wrong)
-            print(f"{time.monotonic() - begun:.0f} s: {what}, {told} faults", flush=True)
-
-        for name in given.only if given.points else ():
-            tell(f"{name}: {points(lab, name, rng)} kills at points")
-        while done < given.count:
-            done += instants(lab, given.only[lab.number % len(given.only)], rng)
-        tell(f"{done} kills at instants")
-        for what, (trial, names) in OTHERS.items():
-            for _ in range(given.others):
-                trial(lab, rng.choice([name for name in names if name in given.only]), rng)
-            tell(what)
+        lab = Lab(Path(root), given.only)
+        with contextlib.suppress(KeyboardInterrupt):
+            try_all(lab, given, random.Random(given.seed))
         for counts in (lab.ways, lab.places):
             print(*(f"{' / '.join(k)}: {v}" for k, v in sorted(counts.items())), sep="\n")
+
+
+def try_all(lab: Lab, given: argparse.Namespace, rng: random.Random) -> None:
+    """The trials that were asked for; prints what was done."""
+    begun, done = time.monotonic(), 0
+
+    def tell(what: str) -> None:
+        print(f"{time.monotonic() - begun:.0f} s: {what}, {len(lab.wrong)} faults", flush=True)
+
+    for name in given.only if given.points else ():
+        tell(f"{name}: {points(lab, name, rng)} kills at points")
+    cheap = [name for name in given.only if SCENES[name].most is None]
+    while done < given.count:
+        done += instants(lab, cheap[lab.number % len(cheap)], rng)
+    tell(f"{done} kills at instants")
+    for what, (trial, names) in OTHERS.items():
+        for _ in range(given.others):
+            trial(lab, rng.choice([name for name in names if name in cheap]), rng)
+        tell(what)
 
 
 if __name__ == "__main__":
