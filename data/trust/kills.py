@@ -106,17 +106,18 @@ def settings(stock: Path) -> TrainConfig:
     )
 
 
-def make_stock(stock: Path) -> None:
+def make_stock(stock: Path, names: list[str]) -> None:
     """What the scenes start from: a policy, runs, files of questions and passages."""
     save_policy(searcher(), stock / "policy")
     config = settings(stock)
-    source = TrainingRun(config, stock / "source")
-    for _ in range(3):
+    if "branch" in names:
+        source = TrainingRun(config, stock / "source")
+        for _ in range(3):
+            source.step()
+        source.checkpoint()
         source.step()
-    source.checkpoint()
-    source.step()
-    source.writer.close()
-    for name in ("grpo", "llds"):
+        source.writer.close()
+    for name in ("grpo", "llds") if {"report", "diagnose", "explore"} & {*names} else ():
         TrainingRun(replace(config, loss=METHODS[name], method=name), stock / name).run()
     rows = [_official(number) for number in range(60)]
     (stock / "hotpot_train.json").write_text(json.dumps(rows[:40]))
@@ -595,7 +596,7 @@ class Lab:
         self.root, self.stock = root, root / "stock"
         self.number, self.wrong, self.ways = 0, [], Counter()
         self.places: Counter[str] = Counter()
-        self._child(lambda: make_stock(self.stock))
+        self._child(lambda: make_stock(self.stock, names))
         self.made = load_policy(str(self.stock / "policy"))
         self.world = shuffled.environment(settings(self.stock))
         self.training = cache(self.world.training)

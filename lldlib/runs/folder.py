@@ -2,6 +2,7 @@
 
 - `config.json`        the settings of the run
 - `metrics.jsonl`      one object per rollout batch: an integer "step" and flat numbers "group/name"
+                       (null: measured, and not finite)
 - `rollouts.jsonl`     sampled episodes, each with its "step"
 - `questions.jsonl`    greedy answers to the same few held-out questions; here "step" is the number
                        of batches trained so far: 0 is the start
@@ -131,9 +132,10 @@ class RunWriter:
 
     def metrics(
         self, step: int, row: Mapping[str, float | int | Tensor | None]
-    ) -> dict[str, float | int]:
-        """Log one batch; None and non-finite values are left out, floats keep 6 significant digits.
+    ) -> dict[str, float | int | None]:
+        """Log one batch; floats keep 6 significant digits.
 
+        None and nan, for what was not measured, are left out; what is infinite is written as null.
         Returns what was logged. Raises ValueError for a key that is not "group/name".
         """
         for key in row:
@@ -236,7 +238,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row per rollout batch: numbers, or None where a batch has none."""
+        """One row per rollout batch: numbers, or None for one that was not finite."""
         rows = self._rows(METRICS)
         for row in rows:
             for key, value in row.items():
@@ -390,10 +392,9 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def as_logged(row: Mapping[str, float | int | Tensor | None]) -> dict[str, float | int]:
+def as_logged(row: Mapping[str, float | int | Tensor | None]) -> dict[str, float | int | None]:
     """The metrics of a batch as a log holds them; see `RunWriter.metrics`."""
-    values = {k: _number(v) for k, v in row.items() if v is not None}
-    return {k: v for k, v in values.items() if v is not None}
+    return {k: _number(v) for k, v in row.items() if v is not None and not math.isnan(v)}
 
 
 def _number(value: float | int | Tensor) -> int | float | None:

@@ -29,6 +29,7 @@ from lldlib.runs.folder import (
     as_logged,
     refuse_run,
 )
+from lldlib.runs.measures import known
 from lldlib.runs.phases import Monitor, Phase, Told
 from lldlib.train import measure
 from lldlib.train.setup import Setting, make_setting
@@ -280,7 +281,7 @@ def _exam(setting: Setting, config: RolloutConfig, name: str, split: Split) -> d
     if split.passes:
         chances = pass_at(sampled, split.samples)
         found |= {f"eval/{name}_pass_{k}": chance for k, chance in chances.items()}
-    return found
+    return {key: known(value) for key, value in found.items()}
 
 
 def record(episode: Episode, tokenizer) -> dict:

@@ -4,6 +4,7 @@ A model that never uses the tags earns nothing, and GRPO has nothing to compare.
 """
 
 import dataclasses
+import math
 import random
 import shutil
 import time
@@ -25,6 +26,7 @@ from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Held, Run, RunWriter, refuse_run
+from lldlib.runs.measures import known
 from lldlib.seeds import seed_for
 from lldlib.train import lessons
 from lldlib.types import Episode
@@ -54,23 +56,27 @@ class Supervised:
     ):
         self.policy, self.rate, self.draw = policy, rate, draw
         self.grad_clip, self.rows, self.autocast = grad_clip, rows, autocast
-        self.step_index = 0
+        self.step_index, self.skipped = 0, 0
         self.optimizer = make_optimizer(policy.model, rate.lr, weight_decay=weight_decay)
 
     def step(self) -> dict[str, float]:
-        """One optimiser update; returns its metrics."""
+        """One optimiser update; returns its metrics. What is not finite is skipped and counted."""
         started = time.perf_counter()
         adjust(self.optimizer, lr=self.rate.at(self.step_index))
         self.optimizer.zero_grad(set_to_none=True)
         loss, tokens = self._backward(self.draw(self.step_index))
         parameters = list(trainable(self.policy.model).values())
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip)
-        self.optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip))
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.optimizer.step()
+        else:
+            self.skipped += 1
         self.step_index += 1
         return {
-            "sft/loss": loss,
+            "sft/loss": known(loss),
             "sft/tokens": tokens,
-            "grad/norm": float(norm),
+            "grad/norm": known(norm),
+            "update/skipped": self.skipped,
             "update/lr": self.optimizer.param_groups[0]["lr"],
             "time/step": time.perf_counter() - started,
         }
@@ -204,7 +210,7 @@ class SftRun(Supervised):
             if run.checkpoints:  # else from its first step
                 tensors, state = run.load_checkpoint(run.resumes_at())
                 unpack(tensors, self.policy.model, self.optimizer)
-                self.step_index = state["step"]
+                self.step_index, self.skipped = state["step"], state.get("skipped", 0)
             self.writer = RunWriter.resume(self.out, self.step_index, held)
 
     def run(self, *, progress: bool = True) -> Policy:
@@ -225,7 +231,8 @@ class SftRun(Supervised):
         every = self.config.checkpoint_every
         if done == self.config.steps or (every and done % every == 0):
             tensors = pack(self.policy.model, self.optimizer)
-            self.writer.checkpoint(done, tensors, {"step": done})
+            state = {"step": done, "skipped": self.skipped}
+            self.writer.checkpoint(done, tensors, state)
         return metrics
 
     def _draw(self, step: int) -> list[Episode]:
