@@ -311,9 +311,12 @@ def numbers(run: Run) -> list[dict[str, Any]]:
 
 def of_run(run: Run) -> dict[str, Any]:
     """All of a run that an interruption must not change."""
-    kinds = ("alarm", "knob")
     found = {name: (run.path / name).read_bytes() for name in (ROLLOUTS, QUESTIONS)}
-    found |= {kind: [e for e in run.events if e["kind"] == kind] for kind in kinds}
+    found["alarm"] = [event for event in run.events if event["kind"] == "alarm"]
+    knobs = found["knob"] = {}  # those of one batch may stand in one event
+    for event in run.events:
+        if event["kind"] == "knob":
+            knobs.setdefault(event["step"], {}).update(event)
     found["numbers"] = numbers(run)
     if run.checkpoints:
         found["checkpoint"] = _digest(run, None)
@@ -712,14 +715,11 @@ def instants(lab: Lab, name: str, rng: random.Random) -> int:
     return kills(lab, name, each, "killed at an instant")
 
 
-def points(lab: Lab, name: str, rng: random.Random) -> int:
-    """A kill at each point that the scene passes, and after some a second one."""
-    every, done, most = range(1, lab.ends[name].points + 1), 0, SCENES[name].most
-    for at in every if most is None else sorted(rng.sample(every, most)):
-        seconds = [Kill(at=rng.randint(1, at), seed=at)] if rng.random() < 0.2 else []
-        first = Kill(at=at, group=rng.random() < 0.7, seed=at)
-        done += kills(lab, name, [first, *seconds], "killed at a point")
-    return done
+def at_point(lab: Lab, name: str, at: int, rng: random.Random) -> int:
+    """A kill at one point that the scene passes, and now and then a second one."""
+    seconds = [Kill(at=rng.randint(1, at), seed=at)] if rng.random() < 0.2 else []
+    first = Kill(at=at, group=rng.random() < 0.7, seed=at)
+    return kills(lab, name, [first, *seconds], "killed at a point")
 
 
 def full_disk(lab: Lab, name: str, rng: random.Random) -> None:
@@ -823,43 +823,58 @@ OTHERS = {
 }
 
 
+def all_points(lab: Lab, names: list[str], rng: random.Random) -> list[tuple[str, int]]:
+    """Every point of every scene, in random order; of those that take seconds only some."""
+    found = []
+    for name in names:
+        every, most = range(1, lab.ends[name].points + 1), SCENES[name].most
+        found += [(name, at) for at in (every if most is None else rng.sample(every, most))]
+    rng.shuffle(found)
+    return found
+
+
+def try_all(lab: Lab, given: argparse.Namespace, rng: random.Random) -> Counter:
+    """Trials of all kinds in turn, until there were enough kills or the time is over."""
+    end, done = time.monotonic() + 60 * given.minutes, Counter()
+    left = all_points(lab, given.only, rng)
+    cheap = [name for name in given.only if SCENES[name].most is None]
+    while done["kills at points"] + done["kills at instants"] < given.count:
+        if time.monotonic() > end:
+            break
+        if left and rng.random() < 0.6:
+            done["kills at points"] += at_point(lab, *left.pop(), rng)
+        else:
+            done["kills at instants"] += instants(lab, rng.choice(cheap), rng)
+        if rng.random() < given.others:
+            what = rng.choice(list(OTHERS))
+            trial, names = OTHERS[what]
+            if fit := [name for name in names if name in cheap]:
+                trial(lab, rng.choice(fit), rng)
+                done[what] += 1
+    done["points left"] = len(left)
+    return done
+
+
 def main() -> None:
     """Try, and say how it went."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100, help="kills at instants")
-    parser.add_argument("--others", type=int, default=10, help="trials of each other kind")
-    parser.add_argument("--points", action="store_true", help="also a kill at every point")
+    parser.add_argument("--count", type=int, default=100, help="kills")
+    parser.add_argument("--minutes", type=float, default=600.0, help="after which it ends")
+    parser.add_argument("--others", type=float, default=0.2, help="other trials for each kill")
     parser.add_argument("--only", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.disable()
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills") as root:
         lab = Lab(Path(root), given.only)
-        with contextlib.suppress(KeyboardInterrupt):
-            try_all(lab, given, random.Random(given.seed))
-        for counts in (lab.ways, lab.places):
-            print(*(f"{' / '.join(k)}: {v}" for k, v in sorted(counts.items())), sep="\n")
-
-
-def try_all(lab: Lab, given: argparse.Namespace, rng: random.Random) -> None:
-    """The trials that were asked for; prints what was done."""
-    begun, done = time.monotonic(), 0
-
-    def tell(what: str) -> None:
-        print(f"{time.monotonic() - begun:.0f} s: {what}, {len(lab.wrong)} faults", flush=True)
-
-    for name in given.only if given.points else ():
-        tell(f"{name}: {points(lab, name, rng)} kills at points")
-    cheap = [name for name in given.only if SCENES[name].most is None]
-    while done < given.count:
-        done += instants(lab, cheap[lab.number % len(cheap)], rng)
-    tell(f"{done} kills at instants")
-    for what, (trial, names) in OTHERS.items():
-        for _ in range(given.others):
-            trial(lab, rng.choice([name for name in names if name in cheap]), rng)
-        tell(what)
+        done = try_all(lab, given, random.Random(given.seed))
+        for counts in (done, lab.ways, lab.places):
+            for key, number in sorted(counts.items()):
+                print(key if isinstance(key, str) else " / ".join(key), number, sep=": ")
+        print(f"{len(lab.wrong)} faults, {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":
