@@ -14,7 +14,7 @@ from lldlib.losses import LossInputs, compute_loss, needs
 from lldlib.recipes import METHODS
 
 BOUND = 2e-6  # of the largest value that is added up
-BITS = {torch.bfloat16: 2**-8, torch.float32: 0.0, torch.float64: 0.0}
+BITS = {torch.bfloat16: 2**-7, torch.float32: 0.0, torch.float64: 0.0}  # several terms round
 ROWS, TOKENS = 12, 40
 
 
@@ -85,7 +85,9 @@ def test_a_loss_is_as_near_to_float64_as_is_said(name, dtype):
 
 def test_a_ratio_in_bfloat16_would_be_seen(monkeypatch):
     """Without the step to float32 a loss of bfloat16 is off by a thousand times the bound."""
-    monkeypatch.setattr(Tensor, "float", lambda values: values)
+    wide = Tensor.float
+    same = lambda values: values if values.is_floating_point() else wide(values)  # noqa: E731
+    monkeypatch.setattr(Tensor, "float", same)
     x = numbers(torch.bfloat16, METHODS["grpo"])
     x = replace(x, ref_logp=x.old_logp)
     got, _ = value_and_gradient(METHODS["grpo"], x)

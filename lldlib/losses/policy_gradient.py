@@ -199,9 +199,9 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
 
 
 def scaled_advantages(config: LossConfig, x: LossInputs) -> Float[Tensor, "B T"]:
-    """(B, T) advantages as the policy term reads them: negative ones by weight and NTHR."""
-    advantages = x.advantages[:, None].expand(x.logp.shape)
-    weight = x.negative_token_weights if config.nthr else 1.0
+    """(B, T) float32 advantages as the policy term reads them: negative ones by weight and NTHR."""
+    advantages = x.advantages.float()[:, None].expand(x.logp.shape)
+    weight = x.negative_token_weights.float() if config.nthr else 1.0
     return torch.where(advantages < 0, config.negative_weight * weight * advantages, advantages)
 
 
