@@ -269,7 +269,8 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """The metrics as a table: index "step", a column per key, nan where none was logged."""
         keys = dict.fromkeys(("step", *(key for row in self.metrics for key in row)))
-        return pd.DataFrame(self.metrics, columns=list(keys)).set_index("step")
+        rows = [{k: math.nan if v is None else v for k, v in row.items()} for row in self.metrics]
+        return pd.DataFrame(rows, columns=list(keys)).set_index("step")
 
     def series(self, key: str) -> tuple[list[int], list[float | int]]:
         """The steps that logged `key` and its values there; both empty if none did."""
