@@ -34,7 +34,7 @@ from lldlib.show.predict import DrawPrediction, Predict
 from lldlib.show.says import outcome
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, label_ends, style
 from lldlib.show.tokens import LOGP, record_tokens, token_panel
-from lldlib.types import Episode
+from lldlib.types import Episode, TokenInfo
 
 if TYPE_CHECKING:
     from lldlib.policy.load import Policy
@@ -91,12 +91,17 @@ def light(picture: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def transcript_figure(records: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Lines of rollouts.jsonl or questions.jsonl under names of your own, painted by log-prob."""
+def transcript_figure(records: Mapping[str, Mapping[str, Any]], longest: int = 80) -> Figure:
+    """Lines of rollouts.jsonl or questions.jsonl under names of your own, painted by log-prob.
+
+    Of each at most the first `longest` words are shown.
+    """
     figure = Figure(layout="constrained")
     panels = figure.subplots(len(records), 1, squeeze=False)[:, 0]
     for ax, (name, record) in zip(panels, records.items(), strict=True):
-        token_panel(ax, [record_tokens(record)], LOGP)
+        words = record_tokens(record)
+        end = [TokenInfo("...", words[-1].role)] * (len(words) > longest)
+        token_panel(ax, [words[:longest] + end], LOGP)
         ax.set_title(f"{name}: {outcome(record)}", fontsize=TEXT, loc="left", weight="bold")
     lines = [abs(top - bottom) for bottom, top in (ax.get_ylim() for ax in panels)]
     panels[0].get_gridspec().set_height_ratios(lines)

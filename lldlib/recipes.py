@@ -174,6 +174,7 @@ ADAPTERS = Recipe(
         "max_searches": 4,
         "max_tokens": 200,
         "top_k": 1,
+        "micro_rows": 5,  # in most groups all answers are right or wrong: no gradient, no pass
         "load": LoadConfig(lora_rank=32, lora_alpha=64, dtype="bfloat16"),
     },
     loss={"kl_coef": 0.0},

@@ -1,5 +1,7 @@
 """How commands end: verdict, figure, next commands; extending a run; a dry run; Ctrl-C; tables."""
 
+from dataclasses import replace
+
 import pytest
 from test_cli import error_of, train
 
@@ -120,6 +122,11 @@ def test_what_a_dry_run_adds_up():
         "an exam:   30 s, 4 to go",
         "to go:     100 batches, about 1 h 42 min",
     ]
+    assert not replace(plan, bfloat16_price=0.6).text().count("warning")
+    assert replace(plan, bfloat16_price=1.9).text().splitlines()[-1] == (
+        "warning:   this processor takes 1.9 times as long for a product in bfloat16 as in "
+        "float32: --load.dtype float32 is faster"
+    )
     assert [duration(s) for s in (40.0, 720.0, 11100.0)] == ["40 s", "12 min", "3 h 5 min"]
 
 

@@ -7,10 +7,11 @@ import torch
 from torch.testing import assert_close
 
 from lldlib.config import LossConfig
-from lldlib.show.tokens import record_tokens
+from lldlib.show.tokens import record_tokens, turn_words
 from lldlib.show.widgets import GateCase, gate_values, proxy_values
 from lldlib.train.dissect import batch_tokens
-from lldlib.types import Batch
+from lldlib.train.run import record
+from lldlib.types import Batch, Episode, Question, StopReason, Turn
 
 MASK = torch.tensor([[True, True, False, True], [True, True, False, False]])
 
@@ -88,6 +89,46 @@ def test_tokens_of_a_record():
     assert {t.role for t in tokens[5:]} == {"environment"}
     with pytest.raises(ValueError, match="2 words but 1 log-probs"):
         record_tokens({"turns": [turn("action", "go on", [-1.0])]})
+
+
+def test_words_of_a_record_whose_tokens_are_parts_of_words():
+    """A word's log-prob is the sum of its tokens'."""
+    pieces = ["<", "think", ">", " It", " is", " Bra", "zil", ".", " </", "think", ">", "\n"]
+    logp = [-float(2**i) for i in range(len(pieces))]
+    told = turn("action", "".join(pieces), logp) | {"pieces": pieces}
+    words = [(t.text, t.logp) for t in record_tokens({"turns": [told]})]
+    assert words == [
+        ("<think>", -7),
+        ("It", -8),
+        ("is", -16),
+        ("Brazil.", -224),
+        ("</think>", -3840),
+    ]
+    with pytest.raises(ValueError, match="3 words but 12 log-probs"):
+        record_tokens({"turns": [turn("action", "It is Brazil.", logp)]})
+
+
+class Spelled:
+    """A tokenizer of letters, or with `gap` a space of words of one letter."""
+
+    def __init__(self, gap: str = ""):
+        self.gap = gap
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.gap.join(map(chr, tokens))
+
+
+def test_an_episode_is_logged_with_tokens_that_are_no_words():
+    def logged(tokenizer: Spelled) -> dict:
+        own = Turn("action", [*map(ord, "abc")], [-1.0] * 3, [])
+        question = Question("1", "q", ("x",))
+        episode = Episode(question, [own], StopReason.EOS, None, 0, 0, 0.0, 0)
+        return record(episode, tokenizer)["turns"][0]
+
+    assert turn_words(logged(Spelled())) == [("abc", -3.0)]
+    assert logged(Spelled())["pieces"] == ["a", "b", "c"]
+    assert "pieces" not in logged(Spelled(" "))
+    assert turn_words(logged(Spelled(" "))) == [("a", -1.0), ("b", -1.0), ("c", -1.0)]
 
 
 def test_tokens_of_a_batch():

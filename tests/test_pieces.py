@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import MICRO, micro_trainer, weights
 
+from lldlib.policy.score import backward_through, leaf_scores, score
 from lldlib.recipes import METHODS
 
 pytestmark = pytest.mark.usefixtures("answering_pays")
@@ -51,6 +52,26 @@ def test_outside_the_rollout_no_more_rows_than_that_pass_at_a_time():
     run.policy.model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     run.step()
     assert max(seen) == 2
+
+
+@pytest.mark.parametrize(("slopes", "passed"), [([0.0, 1.0, 0.0, 2.0], 2), ([0.0] * 4, 1)])
+def test_only_rows_that_the_gradient_reaches_pass_again(slopes, passed):
+    """Where it reaches none, gradients are 0 and not missing: the optimiser's momentum acts."""
+    run = micro_trainer(MICRO)
+    _, batch = run.collect()
+    batch, seen = batch.rows(torch.arange(4)), []
+    model, weight = run.policy.model, torch.tensor(slopes)[:, None]
+    whole = score(model, batch, 1.0).logp
+    (whole * weight).sum().backward()
+    wanted = [p.grad.clone() for p in run.parameters]
+    model.zero_grad(set_to_none=True)
+    leaves = leaf_scores(model, batch, 1.0, 1, entropy=False)
+    (leaves.logp * weight).sum().backward()
+    model.get_decoder().register_forward_pre_hook(lambda *_: seen.append(1))
+    backward_through(model, batch, leaves, 1.0, 1)
+    assert len(seen) == passed
+    for parameter, grad in zip(run.parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, atol=1e-5, rtol=1e-5)
 
 
 def test_a_negative_number_of_rows_is_refused():

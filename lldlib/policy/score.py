@@ -182,12 +182,16 @@ def backward_through(
 ) -> None:
     """Add to the weights' gradient what the one collected in `leaf_scores` implies.
 
-    At most `size` rows are alive with their graph; nothing happens where no gradient was collected.
+    At most `size` rows are alive with their graph, and only those that the gradient reaches: in a
+    group whose rewards are equal the advantages are 0. Nothing happens where none was collected.
     """
     reached = {n: v.grad for n, v in vars(leaves).items() if v is not None and v.grad is not None}
     if not reached:
         return
-    for rows in batch.attention_mask.sum(1).argsort().split(size):
+    order = batch.attention_mask.sum(1).argsort()
+    touched = torch.stack([(grad != 0).any(1) for grad in reached.values()]).any(0)[order]
+    kept = order[touched] if touched.any() else order[:1]  # gradients of 0, where None is no update
+    for rows in kept.split(size):
         piece = batch.rows(rows)
         width = piece.tokens.shape[1]
         wanted = {"entropy": "entropy" in reached}

@@ -22,6 +22,7 @@ from lldlib.runs.phases import find_collapse, phases_of
 from lldlib.runs.summary import arm_labels
 from lldlib.show.colouring import LOGP, paint
 from lldlib.show.style import COLOURS, SHADES, stretches
+from lldlib.show.tokens import turn_words
 from lldlib.types import TokenInfo
 
 TEMPLATE = Path(__file__).with_name("spiral.html")
@@ -209,10 +210,22 @@ def _packed(record: Mapping[str, Any]) -> dict[str, Any]:
             turn["text"],
             [None if value is None else round(100 * value) for value in turn["logp"]],
         ]
-        for turn in record["turns"]
+        for turn in map(_in_words, record["turns"])
         if turn["role"] != "prompt"
     ]
     return {key: record[key] for key in ("question", "answer", "reward", "stop")} | {"turns": turns}
+
+
+def _in_words(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A turn of a tokenizer of parts of words, as one of words."""
+    if "pieces" not in turn:
+        return turn
+    words = turn_words(turn)
+    return {
+        "role": turn["role"],
+        "text": " ".join(word for word, _ in words),
+        "logp": [value for _, value in words],
+    }
 
 
 def _thinned(arm: Mapping[str, Any], every: int) -> dict[str, Any]:

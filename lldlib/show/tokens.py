@@ -65,24 +65,40 @@ def episode_tokens(
 
 
 def record_tokens(record: Mapping[str, Any]) -> list[TokenInfo]:
-    """The tokens of one line of rollouts.jsonl, whose tokens are words.
+    """The words of one line of rollouts.jsonl, each with its log-prob: the sum over its tokens.
 
-    Raises ValueError for a record whose words do not match its log-probs: tokens of another
-    tokenizer cannot be told apart in its text.
+    Raises ValueError for a record of another tokenizer than one of words that was logged without
+    its tokens' texts, as before 2026-11-25.
     """
     tokens = []
     for turn in record["turns"]:
-        words = turn["text"].split()
-        if turn["role"] != "action":
-            tokens += [TokenInfo(word, turn["role"]) for word in words]
-            continue
-        if len(words) != len(turn["logp"]):
-            raise ValueError(
-                f"a turn has {len(words)} words but {len(turn['logp'])} log-probs: only runs of "
-                "the tiny searcher, whose tokens are words, can be shown token by token"
-            )
-        tokens += [TokenInfo(w, "action", v) for w, v in zip(words, turn["logp"], strict=True)]
+        if turn["role"] == "action":
+            tokens += [TokenInfo(word, "action", value) for word, value in turn_words(turn)]
+        else:
+            tokens += [TokenInfo(word, turn["role"]) for word in turn["text"].split()]
     return tokens
+
+
+def turn_words(turn: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The words of a logged turn of the policy, and the sum of the log-probs of their tokens."""
+    words, logp = turn["text"].split(), turn["logp"]
+    pieces = turn.get("pieces", words)
+    if len(pieces) != len(logp):
+        raise ValueError(
+            f"a turn has {len(pieces)} words but {len(logp)} log-probs: its tokens cannot be told "
+            "apart in its text"
+        )
+    if "pieces" not in turn:
+        return list(zip(words, logp, strict=True))
+    found: list[tuple[str, float]] = []
+    begins = True
+    for piece, value in zip(pieces, logp, strict=True):
+        if found and (not piece.strip() or not (begins or piece[0].isspace())):
+            found[-1] = found[-1][0] + piece.strip(), found[-1][1] + value
+        else:
+            found.append((piece.strip(), value))
+        begins = piece[-1:].isspace()
+    return found
 
 
 def token_figure(rows: Sequence[Tokens], by: Colouring, note: str = DOTTED) -> Figure:

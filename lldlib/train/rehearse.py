@@ -15,6 +15,7 @@ from lldlib.world.answers import normalise_answer
 
 BATCHES = 2  # that are measured
 ASKED = 100  # training questions whose answers are looked for
+SLOW = 1.2  # times float32's time from which bfloat16 is worth a warning
 GB = 1e9
 
 
@@ -33,6 +34,7 @@ class Rehearsal:
     exam_seconds: float  # an evaluation
     batches: int  # to go
     exams: int  # to go
+    bfloat16_price: float = 1.0  # time of a product in the run's bfloat16, in float32's time
 
     @property
     def left(self) -> float:
@@ -54,6 +56,11 @@ class Rehearsal:
             lines.insert(1, f"passages:  searched by the question, {self.found:.0%} show an answer")
         if not self.mixed:
             lines.append("warning:   no group is mixed, so these batches teach nothing")
+        if self.bfloat16_price > SLOW:
+            lines.append(
+                f"warning:   this processor takes {self.bfloat16_price:.1f} times as long for a "
+                "product in bfloat16 as in float32: --load.dtype float32 is faster"
+            )
         return "\n".join(lines)
 
 
@@ -86,7 +93,27 @@ def rehearse(config: TrainConfig, done: int = 0) -> Rehearsal:
         exam_seconds=exam_seconds,
         batches=max(0, config.steps - done),
         exams=exams_due(config, done),
+        bfloat16_price=bfloat16_price(trainer.device) if config.load.dtype == "bfloat16" else 1.0,
     )
+
+
+def bfloat16_price(device: torch.device) -> float:
+    """Seconds of a product of matrices in bfloat16 by those in float32: under 1 where it is fast.
+
+    Some processors have instructions for it, some emulate it. On a GPU it is fast: 1.
+    """
+    if device.type != "cpu":
+        return 1.0
+    seconds = []
+    for dtype in (torch.bfloat16, torch.float32):
+        rows, weight = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+        times = []
+        for _ in range(6):
+            started = time.perf_counter()
+            torch.mm(rows, weight)
+            times.append(time.perf_counter() - started)
+        seconds.append(min(times))
+    return seconds[0] / seconds[1]
 
 
 def exams_due(config: TrainConfig, done: int) -> int:

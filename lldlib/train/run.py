@@ -34,7 +34,7 @@ from lldlib.runs.phases import Monitor, Phase, Told
 from lldlib.train import measure
 from lldlib.train.setup import Setting, make_setting
 from lldlib.train.trainer import Trainer
-from lldlib.types import Episode
+from lldlib.types import Episode, Turn
 from lldlib.world.environment import Split
 
 STATUS = {  # metrics in a progress line
@@ -292,15 +292,18 @@ def record(episode: Episode, tokenizer) -> dict:
         "answer": episode.answer,
         "reward": episode.reward,
         "stop": episode.stop.value,
-        "turns": [
-            {
-                "role": t.role,
-                "text": tokenizer.decode(t.tokens),
-                "logp": [round(v, 4) for v in t.logp if t.role == "action"],
-            }
-            for t in episode.turns
-        ],
+        "turns": [_turn(turn, tokenizer) for turn in episode.turns],
     }
+
+
+def _turn(turn: Turn, tokenizer) -> dict:
+    """A turn as JSON; with its tokens' texts where those are no words of the text."""
+    text, own = tokenizer.decode(turn.tokens), turn.role == "action"
+    logp = [round(value, 4) for value in turn.logp if own]
+    told = {"role": turn.role, "text": text, "logp": logp}
+    if own and len(text.split()) != len(logp):
+        told["pieces"] = [tokenizer.decode([token]) for token in turn.tokens]
+    return told
 
 
 def describe(config: TrainConfig) -> dict:

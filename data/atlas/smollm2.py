@@ -1,0 +1,95 @@
+"""SmolLM2 in the shuffled atlas: python data/atlas/smollm2.py
+
+Prints the tables of smollm2.md from the runs in the folder smollm2. A run that was ended by the
+rule, after three batches in a row under OVER, has a reward of 0 in the batches that it was not
+given.
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+from lldlib.files import markdown_table
+from lldlib.runs.folder import Run
+
+HERE = Path(__file__).parent
+BATCHES, WINDOW, OVER = 20, 5, 0.02
+FALLEN = 0.3  # share of the best window under which the last one counts as dead
+COST = "displacement/correct"  # nats that a batch's updates add to a correct response
+HEAD = (
+    *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
+    *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
+    *("updates without a gradient", "held out, start to end: sampled", "greedy"),
+)
+
+
+def arm(run: Run) -> str:
+    """The method, and what it leaves out."""
+    loss, kept = run.config["loss"], {"nonnegative": "A >= 0", "positive": "A > 0"}
+    name = "GRPO"
+    if loss["llds_coef"]:
+        name += f" + LLDS {loss['llds_coef']:g}, {kept[loss['llds_preserve']]}"
+    return name + ", zero updates skipped" * run.config["skip_zero_updates"]
+
+
+def rewards(run: Run) -> list[float]:
+    """The mean reward of each batch, 0 in those that a dead run was not given."""
+    found = run.column("reward/mean")
+    ended = max(found[-3:]) < OVER
+    return found + [0.0] * (BATCHES - len(found)) if ended else found
+
+
+def windows(values: list[float]) -> list[float]:
+    """Means of each WINDOW batches in a row."""
+    return [fmean(values[i : i + WINDOW]) for i in range(len(values) - WINDOW + 1)]
+
+
+def is_dead(run: Run) -> bool:
+    """Whether the last five batches earn under FALLEN of the best five before."""
+    means = windows(rewards(run))
+    return means[-1] < FALLEN * max(means)
+
+
+def present(run: Run, key: str) -> list[float]:
+    """The values that were logged."""
+    return [row[key] for row in run.metrics if row.get(key) is not None]
+
+
+def cells(run: Run) -> list[str]:
+    """A run's line in the table."""
+    reward, entropy = windows(rewards(run)), present(run, "policy/entropy")
+    exams = [
+        " ".join(
+            f"{v:.2f}"
+            for v in present(run, f"eval/start_{key}") + present(run, f"eval/heldout_{key}")
+        )
+        for key in ("em", "em_greedy")
+    ]
+    return [
+        *(arm(run), f"{run.config['lr']:g}", str(run.config["seed"]), str(len(run.metrics))),
+        *(f"{v:.2f}" for v in (reward[0], max(reward), reward[-1])),
+        "yes" if is_dead(run) else "no",
+        f"{min(present(run, COST), default=float('nan')):+.1f}",
+        f"{entropy[0]:.2f}, {entropy[-1]:.2f}",
+        f"{fmean(present(run, 'reward/mixed_groups')):.2f}",
+        f"{fmean(present(run, 'update/zero_gradient')):.2f}",
+        *exams,
+    ]
+
+
+def main() -> None:
+    """The table of runs, then the reward and the cost of every batch."""
+    runs = [Run(path) for path in sorted((HERE / "smollm2").iterdir()) if path.is_dir()]
+    runs.sort(key=lambda run: (run.config["seed"], -run.config["lr"], arm(run)))
+    print(markdown_table(HEAD, map(cells, runs)))
+    for title, key, shape in (("Reward", "reward/mean", ".2f"), ("Cost, nats", COST, "+.1f")):
+        rows = []
+        for run in runs:
+            name = f"{arm(run)}, {run.config['lr']:g}, seed {run.config['seed']}"
+            values = ["" if v is None or v != v else format(v, shape) for v in run.column(key)]
+            rows.append([name, *values, *[""] * (BATCHES - len(values))])
+        print(f"\n{title} of each batch\n")
+        print(markdown_table(["arm", *map(str, range(BATCHES))], rows))
+
+
+if __name__ == "__main__":
+    main()
