@@ -35,7 +35,7 @@ from lldlib.config import (
     train_config_from,
     unknown,
 )
-from lldlib.files import claim, refuse_foreign, shown, write_json, write_whole
+from lldlib.files import claim, new_folder, refuse_foreign, shown, write_json, write_whole
 from lldlib.hints import check_command, claim_pages, command, ending, resume_hint
 from lldlib.recipes import METHODS, start_config, train_config
 from lldlib.seeds import seed_for
@@ -348,7 +348,8 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/w
     config.check()
     claim(out, "warmstart")
     policy = warm_start(World.load(), config)
-    save_policy(policy, out)
+    with new_folder(out) as fresh:
+        save_policy(policy, fresh)
     say(f"policy: {out}")
     start = {} if config.start is None else {"policy": config.start}
     _print_heldout(policy, train_config("grpo", seed=0, world="shuffled", **start))

@@ -172,10 +172,10 @@ def dual_weight(weight: float, moved: float, target: float) -> float:
 
     lambda' = clip(lambda + s (-moved - target), 0, 1), s = 5 over the target and 0.5 under it, with
     `moved` the mean new - old log-prob, in nats per token, of a batch's correct responses by its
-    own updates; nan leaves lambda as it is. Source: of this project (data/atlas/self_tuning.md);
-    both papers leave the weight to hand tuning.
+    own updates; one that is not finite leaves lambda as it is. Source: of this project
+    (data/atlas/self_tuning.md); both papers leave the weight to hand tuning.
     """
-    if math.isnan(moved):
+    if not math.isfinite(moved):
         return weight
     over = -moved - target
     return min(DUAL_LIMIT, max(0.0, weight + (DUAL_UP if over > 0 else DUAL_DOWN) * over))
