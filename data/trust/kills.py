@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
+from tqdm import tqdm
 
 from lldlib.cli import main as command
 from lldlib.config import (
@@ -596,9 +599,18 @@ def again(
 
 
 class Lab:
-    """Where the trials happen: what the scenes start from, and what unbroken children left."""
+    """Where the trials happen: what the scenes start from, and what unbroken children left.
+
+    Only in a process without other threads, whose locks a child would wait for without end.
+    """
 
     def __init__(self, root: Path, names: list[str]) -> None:
+        torch.set_num_threads(1)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        transformers.utils.logging.disable_progress_bar()  # a bar starts a thread
+        tqdm.monitor_interval = 0
+        if threading.active_count() > 1:
+            raise RuntimeError("this process has threads: start the trial in one of its own")
         self.root, self.stock = root, root / "stock"
         self.number, self.wrong, self.ways = 0, [], Counter()
         self.places: Counter[str] = Counter()
@@ -867,8 +879,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.disable()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills") as root:
