@@ -34,7 +34,7 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
 
 
-def lines_of(file: IO[bytes], name: Path | str) -> Iterator[bytes]:
+def lines_of(file: IO[bytes] | gzip.GzipFile, name: Path | str) -> Iterator[bytes]:
     """The lines of an open file, with their ends; ValueError for one that is over LINE long."""
     for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b""), start=1):
         if len(line) > LINE:

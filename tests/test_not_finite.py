@@ -15,6 +15,7 @@ from lldlib.policy.optimizer import Schedule
 from lldlib.runs.folder import METRICS, Run, RunWriter
 from lldlib.train import experience, measure, supervised, trainer
 from lldlib.train import run as training
+from lldlib.train.setup import Setting
 
 pytestmark = pytest.mark.usefixtures("answering_pays")
 
@@ -202,9 +203,9 @@ def test_a_batch_of_which_nothing_is_finite_moves_nothing():
 def test_an_exam_whose_score_is_not_finite_is_named(monkeypatch):
     scores = Evaluation(math.nan, {"f1": -INF}, [])
     monkeypatch.setattr(training, "ask", lambda *args, **kwargs: scores)
-    setting, split = micro_trainer(), micro_trainer().environment.training(0)
-    setting.policy, setting.environment = tiny_policy(3), setting.environment
-    found = training._exam(setting, SMALL.rollout, "heldout", split)
+    environment = micro_trainer().environment
+    setting = Setting(tiny_policy(3), environment, None)
+    found = training._exam(setting, SMALL.rollout, "heldout", environment.training(0))
     assert set(found.values()) == {INF} and len(found) == 3
 
 

@@ -61,7 +61,7 @@ def value_and_gradient(loss, x: LossInputs) -> tuple[float, Tensor]:
     logp = x.logp.detach().requires_grad_()
     value, _ = compute_loss(loss, replace(x, logp=logp))
     value.backward()
-    return float(value), logp.grad.double()
+    return float(value.detach()), logp.grad.double()
 
 
 def off(loss, dtype: torch.dtype) -> tuple[float, float]:
