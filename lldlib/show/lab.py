@@ -384,7 +384,7 @@ class LiveLab(ipywidgets.VBox):
 def _pause_all(*_: Any) -> None:
     """The handler of an Interrupt between cells."""
     for lab, loop in list(LABS.items()):
-        if lab.playing or lab._doing:
+        if (lab.playing or lab._doing) and not loop.is_closed():
             loop.call_soon_threadsafe(lab.pause)
 
 
