@@ -60,8 +60,9 @@ $(ENGINES)/verl/stamp: $(VENV)/stamp
 	$(ENGINES)/verl/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	touch $@
 
-lab: setup  # JupyterLab on the notebooks
-	$(VENV)/bin/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+lab: setup  # JupyterLab at the first notebook; its root is here, so that links to data/ open too
+	$(VENV)/bin/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) \
+		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_a_search_agent_dies.ipynb
 
 bench: setup  # speed, as ratios
 	$(VENV)/bin/python -m tests.bench

@@ -35,7 +35,7 @@ from lldlib.config import (
     train_config_from,
     unknown,
 )
-from lldlib.files import claim, refuse_foreign, shown, write_json, write_whole
+from lldlib.files import claim, new_folder, refuse_foreign, shown, write_json, write_whole
 from lldlib.hints import check_command, claim_pages, command, ending, resume_hint
 from lldlib.recipes import METHODS, start_config, train_config
 from lldlib.seeds import seed_for
@@ -217,8 +217,8 @@ def train(
     """Train one policy into a run folder.
 
     Where the settings start follows from --method and --policy. half_taught: the demo's setting,
-    the shuffled atlas, 16 updates a batch, learning rate 1e-3 (the demo stops earlier, --steps 25).
-    sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates a batch, 4e-4.
+    the shuffled atlas, 16 updates per batch, learning rate 1e-3 (the demo stops early, --steps 25).
+    sparks: the world of sparks. tiny: the first world, of fixed facts, 64 updates per batch, 4e-4.
     Any other policy: as the papers train. Interrupted, even by kill -9, it goes on with --resume,
     and on the CPU gives the numbers of an unbroken run. Ends with a verdict and a figure.
 
@@ -303,8 +303,8 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
     python -m lldlib sweep --grid method=grpo,llds seed=0,1,2 lr=2e-4,4e-4 --out runs/sweep
 
     What the grid does not name is as for half_taught, the demo's setting: the shuffled atlas, 16
-    updates a batch, learning rate 1e-3 (the demo stops earlier, steps=25). policy=sparks gives the
-    world of sparks, any other policy the first world: fixed facts, 64 updates a batch, 4e-4.
+    updates per batch, learning rate 1e-3 (the demo stops earlier, steps=25). policy=sparks gives
+    the world of sparks, any other policy the first world: fixed facts, 64 updates per batch, 4e-4.
 
     Each cell has a folder; unfinished ones are resumed, finished ones skipped. The rows of all
     whole runs are in sweep.json, and printed at the end. A setting of LLDS, Lp-Reg, KL-Cov or the
@@ -348,7 +348,8 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/w
     config.check()
     claim(out, "warmstart")
     policy = warm_start(World.load(), config)
-    save_policy(policy, out)
+    with new_folder(out) as fresh:
+        save_policy(policy, fresh)
     say(f"policy: {out}")
     start = {} if config.start is None else {"policy": config.start}
     _print_heldout(policy, train_config("grpo", seed=0, world="shuffled", **start))

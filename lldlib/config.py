@@ -62,6 +62,7 @@ class Length:
 
 Count = Annotated[int, Within(1)]
 Whole = Annotated[int, Within(0)]
+Seed = Annotated[int, Within(0, 10**8, open_high=True)]  # what `seeds.seed_for` takes
 Positive = Annotated[float, Within(0, open_low=True)]
 Weight = Annotated[float, Within(0)]
 Share = Annotated[float, Within(0, 1, open_low=True)]  # of something, and not of nothing
@@ -236,7 +237,7 @@ class DataConfig:
 class TrainConfig:
     """One training run."""
 
-    seed: Whole = 0  # seed of questions, sampling and minibatch order
+    seed: Seed = 0  # seed of questions, sampling and minibatch order
     steps: Count = 150  # rollout batches to train
     updates_per_batch: Count = 10  # optimiser updates per rollout batch (Search-R1: 10)
     lr: Positive = 3e-4  # AdamW learning rate after warm-up
@@ -256,7 +257,7 @@ class TrainConfig:
     questions_every: Whole = 0
     # rewards trained on; "coin", or "shuffled" in their groups, are causal controls
     rewards: Rewards = "true"
-    # nats a token that a batch may cost its correct rows: LLDS's lambda follows it
+    # nats per token that a batch may cost its correct rows: LLDS's lambda follows it
     llds_target: Weight | None = None
     # episodes scored or trained at a time, which bounds memory (0 = all)
     micro_rows: Whole = 0
@@ -326,7 +327,7 @@ class WarmstartConfig:
     """Supervised training in the atlas: of the tiny searcher, or of a real model."""
 
     start: str | None = None  # policy to go on from (None: a tiny one from nothing)
-    seed: Whole = 0  # seed of initial weights, questions and demonstrations
+    seed: Seed = 0  # seed of initial weights, questions and demonstrations
     # optimiser updates on demonstrations without noise or filler: learn to copy
     plain_steps: Whole = 500
     steps: Whole = 2000  # optimiser updates in all (0 = untrained)
@@ -360,7 +361,7 @@ class SftConfig:
     files: tuple[str, ...] = ()  # train files, JSONL; each is tried by the root of its rows
     policy: str = "smollm2"  # model to teach: "smollm2", or a Hugging Face name or path
     load: LoadConfig = field(default_factory=lambda: LoadConfig(lora_rank=32))
-    seed: Whole = 0  # seed of the trajectories
+    seed: Seed = 0  # seed of the trajectories
     steps: Count = 300  # optimiser updates in all
     batch: Count = 8  # trajectories of an update
     autocast: bool = False  # matrix products in bfloat16, weights as they are loaded

@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from types import ModuleType
@@ -44,7 +44,7 @@ __all__ = [
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "checks", "data_dir", "demo", "display",
     "fmean", "label_ends", "load_policy", "losses", "math", "median", "pd", "random", "recorded",
     "replay", "roll_out", "show", "stdev", "style", "table", "tempfile", "torch",
-    "transcript_figure",
+    "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -147,6 +147,37 @@ def roll_out(
     questions = random.Random(seed).sample(split.questions, problems)
     draw = torch.Generator().manual_seed(seed)
     return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
+
+
+def train_with(term: Callable[..., torch.Tensor], batches: int, problems: int = 64) -> list[float]:
+    """The reward of each batch of a hot GRPO run whose loss has 0.5 `term` added.
+
+    `term(logp, old_logp, advantages, action_mask)` is a scalar, such as an LLDS of your own. The
+    loop is that of notebook 3: 16 updates per batch of `problems` questions with 5 answers each.
+    """
+    from lldlib.policy.score import score
+    from lldlib.rollout.batch import collate
+
+    policy, rewards = load_policy("half_taught"), []
+    optimizer = torch.optim.AdamW(policy.model.parameters(), weight_decay=0.0)
+    for number in range(batches):
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(1, (number + 1) / 5)
+        batch = collate(roll_out(policy, planet=number, problems=problems, seed=number))
+        with torch.no_grad():
+            old = score(policy.model, batch, 1.0).logp
+        A = losses.group_advantages(batch.rewards, batch.group, scale=True)
+        order = torch.randperm(len(A), generator=torch.Generator().manual_seed(number))
+        for rows in order.tensor_split(16):
+            part = batch.rows(rows)
+            new = score(policy.model, part, 1.0).logp
+            given = new, old[rows, : new.shape[1]], A[rows], part.action_mask
+            gain = losses.aggregate(losses.policy_gradient(*given), part.action_mask, "token-mean")
+            optimizer.zero_grad()
+            (gain + 0.5 * term(*given)).backward()
+            torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+            optimizer.step()
+        rewards.append(batch.rewards.mean().item())
+    return rewards
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 LINE = 64_000_000  # bytes of a line, at most; the longest of a question set is some 100,000
 _NO_CHARACTER = re.compile("[\ud800-\udfff\0]")
+UNFINISHED = ".lldlib.tmp"  # end of the name of a file that is being written
 
 
 def clean(text: str) -> str:
@@ -106,14 +107,14 @@ def text_field(row: dict, name: str, where: str) -> str:
     return value
 
 
-def write_whole(path: Path | str, text: str) -> None:
-    """Write `text` (UTF-8, lines end in \\n) so that a kill leaves the old file or the new one."""
+def write_whole(path: Path | str, content: str | bytes) -> None:
+    """Write a text (as UTF-8) or bytes so that a kill leaves the old file or the new one."""
     path = Path(path)
-    fresh = path.with_name(f"{path.name}.tmp")
+    fresh = path.with_name(f"{path.name}{UNFINISHED}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fresh.write_text(text, encoding="utf-8", newline="\n")
+            fresh.write_bytes(content.encode() if isinstance(content, str) else content)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
@@ -146,12 +147,15 @@ def claim(folder: Path | str, command: str, *made: str) -> None:
 
 
 def refuse_foreign(folder: Path, command: str, *made: str) -> None:
-    """ValueError, naming one, where the folder holds anything but what the command makes."""
+    """ValueError, naming one, where the folder holds anything but what the command makes.
+
+    What a kill left of a file that was being written does not count.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder")
     held = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
     for name in held:
-        if not any(fnmatchcase(name, pattern) for pattern in made):
+        if not any(fnmatchcase(name, pattern) for pattern in (*made, f"*{UNFINISHED}")):
             raise ValueError(
                 f"{folder} holds {name}, which {command} did not make: name a new folder, or move "
                 "that away"
@@ -195,7 +199,8 @@ def remade_folder(folder: Path, command: str, mark: str, *made: str) -> Iterator
     with new_folder(folder) as fresh:
         yield fresh
         refuse()  # it may have got something meanwhile
-        for old in folder.glob("*"):
+        # the mark goes last, so that after a kill the rest is still known as made here
+        for old in sorted(folder.glob("*"), key=lambda path: path.name == mark):
             old.unlink()
 
 
@@ -214,8 +219,7 @@ def merge_jsonl(path: Path, new: Sequence[dict], name: Callable[[dict], Hashable
     taken = {name(row) for row in new}
     held = [row for _, row in read_jsonl(path)] if path.exists() else []
     rows = [row for row in held if name(row) not in taken] + list(new)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_whole(path, gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     return rows
 
 

@@ -64,8 +64,8 @@ METHODS: dict[str, LossConfig] = {
     # LLDS-MA with the official code's schedule and divisor (without its entropy bonus and limit of
     # the ratio: the recorded runs have neither)
     "llds_ma_code": replace(_GRPO, **_LLDS, llds_answer="code", llds_normalizer="all"),
-    # 2510.03222 with the min-p proxy (main experiments); with many updates a batch the missing clip
-    # can kill a run, and ratio_cap=None brings GRPO's back (data/atlas/methods.md)
+    # 2510.03222 with the min-p proxy (main experiments); with many updates per batch the missing
+    # clip can kill a run, and ratio_cap=None brings GRPO's back (data/atlas/methods.md)
     "lp_reg": replace(_GRPO, **_LP_REG),
     # the same as its official code (33b27e2) does it: another selection, and r within [0, 10] by
     # the clip, whose upper side binds for A > 0 only; its scripts have no entropy bonus, no limit

@@ -46,7 +46,7 @@ def grade(function: Function, cases: Sequence[Case], digits: int = 12) -> Verdic
     case, counts as not filled in. A list is as good as a tuple, and a bool as an int.
     """
     for number, case in enumerate(cases):
-        shown = ", ".join(map(repr, case.given))
+        shown = ", ".join(repr(brief(value)) for value in case.given)
         try:
             found = plain(function(*case.given), digits)
         except NotImplementedError:
@@ -57,7 +57,8 @@ def grade(function: Function, cases: Sequence[Case], digits: int = 12) -> Verdic
         if number == 0 and found is None and case.expected is not None:
             return Verdict("open", "Not filled in yet: it returned None. Write the body.")
         if found != plain(case.expected, digits):
-            told = f"for {shown} it gave {found!r}, and {case.expected!r} is right"
+            gave, right = brief(found), brief(case.expected)
+            told = f"for {shown} it gave {gave!r}, and {right!r} is right"
             return Verdict("wrong", f"Not yet: {told}. {case.hint}")
     return Verdict("right", f"Right: all {len(cases)} cases pass.")
 
@@ -69,6 +70,13 @@ def plain(value: object, digits: int) -> object:
     if isinstance(value, (list, tuple)):
         return [plain(item, digits) for item in value]
     return round(value, digits) + 0.0 if isinstance(value, float) else value
+
+
+def brief(value: object) -> object:
+    """The same with numbers of four digits, to be read; what is no number stays as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(brief(item) for item in value)
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 # -- notebooks 1 to 5 ------------------------------------------------------------------------------
@@ -154,24 +162,20 @@ check_paid = exercise(
 )
 
 
-def check_blind_gate(changes: Sequence[float] | None) -> Verdict:
-    """Changes of four tokens, two an action, which only the action gate charges."""
+def check_spared_token(changes: Sequence[float] | None) -> Verdict:
+    """Changes of four tokens, two an action, of which one pays by the response gate alone."""
     if changes is None:
         return OPEN
     if len(changes) != 4:
         return Verdict("wrong", "Not yet: give four numbers.")
-    pays = [
-        sum(max(0.0, -x) for x in action) if sum(action) < 0 else 0.0
-        for action in (changes[:2], changes[2:])
-    ]
-    if not sum(pays):
-        return Verdict("wrong", "Not yet: no action lost in total, so nobody pays at all.")
-    if sum(changes) < 0:
-        told = (
-            "the whole answer lost, so the response gate opens too. Let the other action gain more"
-        )
+    spared = [x for a in (changes[:2], changes[2:]) if sum(a) > 0 for x in a if x < 0]
+    if not spared:
+        told = "no token falls in an action that gained, so the action gate spares nobody"
         return Verdict("wrong", f"Not yet: {told}.")
-    return Verdict("right", f"Right: the action gate charges {sum(pays):g}, the response gate 0.")
+    if sum(changes) >= 0:
+        told = "the whole answer gained, so the response gate is shut. Let the other one lose more"
+        return Verdict("wrong", f"Not yet: {told}.")
+    return Verdict("right", f"Right: the response gate charges {-sum(spared):g} more.")
 
 
 check_pays = exercise(

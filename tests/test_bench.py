@@ -154,8 +154,8 @@ def test_rollouts_are_measured(work):
 
 
 def test_arms_are_compared_question_by_question():
-    # means of two rollouts a question: 1, 4 and 7 against 1, 2 and 6. The gaps 0, 2, 1 have mean 1,
-    # variance 1 and standard error 1 / sqrt(3)
+    # means of two rollouts per question: 1, 4 and 7 against 1, 2 and 6. The gaps 0, 2, 1 have mean
+    # 1, variance 1 and standard error 1 / sqrt(3)
     ours, theirs = [0.0, 2.0, 4.0, 4.0, 7.0, 7.0], [1.0, 1.0, 2.0, 2.0, 5.0, 7.0]
     assert rollouts.distance(ours, theirs, 2) == pytest.approx(3**0.5)
     assert rollouts.distance(ours, ours, 2) == 0.0

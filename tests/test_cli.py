@@ -43,8 +43,8 @@ def test_help_says_which_settings_runs_start_from(command, capsys):
         main([command, "--help"])
     text = " ".join(capsys.readouterr().out.split())
     for recipe, updates, lr, said in (
-        (SHUFFLED, 16, 1e-3, "the shuffled atlas, 16 updates a batch, learning rate 1e-3"),
-        (WORLD, 64, 4e-4, "fixed facts, 64 updates a batch, 4e-4"),
+        (SHUFFLED, 16, 1e-3, "the shuffled atlas, 16 updates per batch, learning rate 1e-3"),
+        (WORLD, 64, 4e-4, "fixed facts, 64 updates per batch, 4e-4"),
     ):
         settings = recipe.settings
         assert said in text and (settings["updates_per_batch"], settings["lr"]) == (updates, lr)

@@ -165,3 +165,14 @@ def test_the_loops_llds_is_the_packages(loop):
     theirs = aggregate(parts.penalty, kept, "token-mean")
     assert theirs > 0
     torch.testing.assert_close(loop["llds"](new, old, A, mask), theirs)
+
+
+def test_a_term_of_ones_own_trains_in_the_same_loop():
+    """`train_with` a term is the notebook's loop with that term, on as many questions."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    source = "\n".join(c.source for c in cells if "loop" in c.metadata.get("tags", []))
+    names = {name: getattr(course, name) for name in course.__all__}
+    exec(source.replace("problems=64", "problems=4"), names)
+    rewards = names["train"](names["grpo_llds"], 1e-3, 4)
+    assert course.train_with(names["llds"], 4, problems=4) == pytest.approx(rewards, abs=1e-6)
+    assert len(set(rewards)) > 1

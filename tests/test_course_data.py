@@ -3,9 +3,12 @@
 import csv
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 import pytest
+
+from lldlib.runs.folder import Run
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -52,3 +55,23 @@ def test_every_arm_of_the_sparks_has_five_seeds():
     hard = ends.set_index(["updates", "arm"])["hard"]
     assert (hard.loc[8, "LLDS 1 *"] > 0.5).sum() == 4
     assert (hard.loc[1, "Lp-Reg as in its paper, 1e-3"] > 0.5).sum() == 0
+
+
+def test_the_table_of_rescues_in_notebook_1():
+    """Places and saved branches, by the reward at which the change came."""
+    found = pd.read_csv(DATA / "atlas/no_return.csv", header=None)
+    counts = {kind: [0, 0, 0, 0] for kind in ("at least", "lower", "0")}
+    for seed in range(5):
+        start = Run(DATA / f"atlas/main/grpo-seed{seed}").column("reward/mean")[:2]
+        for _, (_, _, change, then, *after) in found[found[0] == seed].iterrows():
+            kind = "0" if then == 0 else "at least" if then >= fmean(start) else "lower"
+            if change == "nothing":
+                counts[kind][0] += 1
+            if change in (changes := ("nothing", "LLDS", "a fifth of the rate")):
+                ends = [reward for reward in after if reward == reward][-3:]
+                counts[kind][1 + changes.index(change)] += fmean(ends) >= fmean(start)
+    (path,) = (DATA.parent / "notebooks").glob("01_*.ipynb")
+    text = path.read_text(encoding="utf-8")
+    assert list(counts.values()) == [[6, 0, 6, 6], [16, 0, 3, 11], [2, 0, 0, 0]]
+    for row in counts.values():
+        assert f"| {' | '.join(map(str, row))} |" in text

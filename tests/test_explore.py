@@ -17,9 +17,9 @@ MASK = torch.tensor([[True, True, False, True], [True, True, False, False]])
 
 
 def case(change) -> GateCase:
-    """Two rows, A = +1 with two actions (the second is the answer) and A = -1, from -1 nat a token.
+    """Two rows from -1 nat per token: A = +1 with two actions (the second is the answer), A = -1.
 
-    `change` is of the first row; the second falls by half a nat a token.
+    `change` is of the first row; the second falls by half a nat per token.
     """
     old = torch.full((2, 4), -1.0)
     return GateCase(

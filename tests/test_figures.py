@@ -3,6 +3,7 @@
 from typing import get_args
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -167,6 +168,14 @@ def test_the_bold_line_is_a_mean_over_seeds_smoothed_over_five_batches(tmp_path)
     # the mean of both is 1 1 1 6 1 1 1; the 6 lies in the window of batches 1 to 5.
     # batch 0: (1+1+1)/3 = 1; batch 1: (1+1+1+6)/4 = 2.25; batch 2, 3, 4: (4*1+6)/5 = 2
     assert panel([one, two]) == [[0, 1, 2, 3, 4, 5, 6], [1, 2.25, 2, 2, 2, 2.25, 1]]
+
+
+def test_no_thin_line_spans_a_gap(tmp_path):
+    run, ax = small_run(tmp_path / "1", [1, 2, None, None, 5, 6]), Figure().subplots()
+    curves.metric_panel(ax, {"arm": [run]}, "a/b", "a (units)", seeds=True, line="-")
+    thin = [list(axis) for axis in ax.lines[0].get_data()]
+    assert thin[0] == [0, 1, 4, 4, 5]
+    assert np.array_equal(thin[1], [1, 2, np.nan, 5, 6], equal_nan=True)
 
 
 def test_the_mean_ends_with_the_shortest_run(tmp_path):

@@ -165,9 +165,13 @@ def test_gates_are_shaded():
 def test_the_proxy_figure_hatches_what_is_dropped():
     probs = torch.tensor([0.6, 0.3, 0.09, 0.01])
     values = proxy_values(probs.log(), filtering="min-p", threshold=0.1)
-    ax = proxy_figure(["a", "b", "c", "d"], values).axes[0]
+    ax, pulls = proxy_figure(["a", "b", "c", "d"], values).axes
     policy, proxy = ax.containers
     assert [bool(bar.get_hatch()) for bar in policy][:4] == [False, False, False, True]
     assert [bar.get_width() for bar in proxy][:4] == pytest.approx(
         [0.606, 0.303, 0.0909, 0], abs=1e-3
+    )
+    # proxy less policy: what is kept is lifted, what is dropped goes down
+    assert [bar.get_width() for bar in pulls.containers[0]][:4] == pytest.approx(
+        [0.00606, 0.00303, 0.00091, -0.01], abs=1e-5
     )

@@ -335,7 +335,7 @@ def test_the_inputs_are_left_as_they_were():
 
 
 def test_lp_reg_on_its_limit_is_told_once(caplog):
-    """Five batches in a row over 5 nats a protected token; a resumed run has been told."""
+    """Five batches in a row over 5 nats per protected token; a resumed run has been told."""
     rows = [{"lp_reg/saturation": value} for value in (6, 6, 4, 6, 6, None, 6, 6, 6, 6)]
     on = {"lp_reg/saturation": 5.1}
     live = Monitor()

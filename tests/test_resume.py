@@ -142,7 +142,7 @@ def break_off(folder: Path, name: str, at: str, monkeypatch) -> None:
         monkeypatch.setattr(
             run.writer, "_line", lambda *args: (line.write(b'{"step": 1, "rew'), die())
         )
-    elif at == "after the line":
+    elif at == "before the line":
         monkeypatch.setattr(run.writer, "rollout", die)
     elif at == "before the rename":
         monkeypatch.setattr(runlog.os, "replace", die)
@@ -155,7 +155,7 @@ def break_off(folder: Path, name: str, at: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "at", ["in a line of the log", "after the line", "before the rename", "after the checkpoint"]
+    "at", ["in a line of the log", "before the line", "before the rename", "after the checkpoint"]
 )
 def test_a_run_broken_off_at_any_place(folder, at, monkeypatch):
     name = at.replace(" ", "_")

@@ -62,12 +62,18 @@ def test_lines_are_readable_before_close(folder):
     writer.close()
 
 
-def test_metrics_drop_what_is_no_number_and_round_to_six_digits(folder):
+def test_metrics_drop_what_was_not_measured_and_round_to_six_digits(folder):
     writer = RunWriter.create(folder, {})
     row = {"a/nan": math.nan, "a/inf": math.inf, "a/none": None, "a/third": 1 / 3, "a/n": 1234567}
     told = writer.metrics(0, row | {"a/tensor": torch.tensor(2.5), "a/big": 1234567.8})
     writer.close()
-    expected = {"a/third": 0.333333, "a/n": 1234567, "a/tensor": 2.5, "a/big": 1234570.0}
+    expected = {
+        "a/inf": None,
+        "a/third": 0.333333,
+        "a/n": 1234567,
+        "a/tensor": 2.5,
+        "a/big": 1234570.0,
+    }
     assert told == expected and Run(folder).metrics == [{"step": 0} | expected]
     assert row["a/third"] == 1 / 3  # the caller's row keeps its digits
 

@@ -102,6 +102,33 @@ def test_a_field_at_its_edges(owner, path, hint, put):
         assert refused(put("nosuch"), path)
 
 
+HUGE = 10**400  # more than any float holds
+
+
+@pytest.mark.parametrize(("owner", "path", "hint", "put"), FIELDS)
+def test_a_field_of_another_kind_or_huge(owner, path, hint, put):
+    """What no field of that type can be; a text of many lines is shown as one."""
+    options = kinds(hint)
+    wrong = [HUGE, -HUGE, [], {}, float("nan"), float("inf"), -1, b"x", object]
+    if str not in options:
+        wrong += ["no\nsuch " * 1000, ""]
+    if type(None) not in options:
+        wrong.append(None)
+    if bool not in options:
+        wrong.append(True)
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        wrong += [(None,), ([],), (HUGE,)] + ([("x", 1)] if inner is str else [("x",), (True,)])
+    for value in wrong:
+        assert refused(put(value), path), value
+
+
+def test_a_seed_that_no_generator_takes_is_refused():
+    for config in (TrainConfig(), WarmstartConfig(), SftConfig()):
+        assert not refused(with_field(config, "seed", 10**8 - 1), "seed")
+        assert refused(with_field(config, "seed", 10**8), "seed")
+
+
 def test_the_fields_above_are_all_that_a_number_can_be_in():
     seen = {
         path for _, path, hint, _ in (p.values for p in FIELDS) if set(kinds(hint)) & {*NUMBERS}

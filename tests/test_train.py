@@ -82,7 +82,7 @@ def test_equal_seeds_give_equal_bits_and_others_do_not():
 
 
 def test_no_update_draws_with_the_seed_of_another_batch(monkeypatch):
-    """At 16 updates a batch, generators that count on from a batch's seed run into the next."""
+    """At 16 updates per batch, generators that count on from a batch's seed run into the next."""
     run = micro_trainer(replace(MICRO, updates_per_batch=16))
     run.step_index = 1  # two batches without the measurement of the negative share
     seeded, real = [], torch.Generator.manual_seed

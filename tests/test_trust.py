@@ -1,13 +1,18 @@
 """Small versions of the trials in data/trust, each with a fault planted that it must find."""
 
+import os
+import random
+import sys
 from dataclasses import replace
 
 import pytest
 from helpers import script
 from small_tokenizers import qwen2
 
-from lldlib.retrieval import client
+from lldlib.retrieval import BM25Retriever, Passage, client
 from lldlib.rollout.loop import Rollout, TokenText
+from lldlib.runs import folder as runlog
+from lldlib.runs.folder import Run
 from lldlib.show.steering import Steering, train_hindmost
 from lldlib.world.protocol import Action
 
@@ -15,6 +20,8 @@ transcripts = script("trust/transcripts.py")
 service = script("trust/service.py")
 strangers = script("trust/strangers.py")
 hands = script("trust/hands.py")
+kills = script("trust/kills.py")
+load = script("trust/load.py")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -123,3 +130,53 @@ def test_a_line_that_is_too_long_is_refused(tmp_path, monkeypatch):
     for name in ("questions", "corpus", "facts", "predictions", "metrics", "rollouts"):
         with pytest.raises(ValueError, match="a line of over 1,000 bytes"):
             strangers.READERS[name].read(file)
+
+
+# -- kills -----------------------------------------------------------------------------------------
+
+forks = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no forks")
+
+
+@forks
+def test_a_run_that_is_killed_and_rewound_ends_as_an_unbroken_one(tmp_path, monkeypatch):
+    """At points around the rewind and in the log; then with a fault that loses batches there."""
+    lab, rng = kills.Lab(tmp_path, ["rewind"]), random.Random(0)
+    last = lab.ends["rewind"].points
+    done = sum(kills.at_point(lab, "rewind", at, rng) for at in range(3, last, last // 4))
+    assert lab.wrong == [] and done >= 4
+    assert lab.ways["rewind", "the same"] == lab.number and len(lab.places) >= 2
+    # checkpoints after the rewind stay, and are gone on from though their batches are not logged
+    monkeypatch.setattr(runlog, "_drop_checkpoints", lambda folder, step: None)
+    monkeypatch.setattr(Run, "resumes_at", lambda run: max(dict(run.checkpoints), default=None))
+    for at in range(last // 2, last, 3):
+        kills.at_point(lab, "rewind", at, rng)
+        if lab.wrong:
+            break
+    assert any("another run, numbers" in fault for fault in lab.wrong)
+
+
+@forks
+def test_a_second_exam_is_refused_and_cut_answers_are_asked_again(tmp_path):
+    lab, rng = kills.Lab(tmp_path, ["evaluate"]), random.Random(0)
+    kills.second_writer(lab, "evaluate", rng)
+    kills.cut(lab, "evaluate", rng)
+    kills.small_files(lab, "evaluate", rng)
+    assert lab.wrong == [] and lab.ways["evaluate", "the same"] >= 2
+
+
+# -- load ------------------------------------------------------------------------------------------
+
+
+def test_a_service_under_load_is_held_to_the_passage_that_is_known(monkeypatch):
+    passages = load.texts(40, seed=0)
+    right = BM25Retriever([Passage(str(n), text) for n, text in enumerate(passages)])
+
+    def service(url, config):
+        return right
+
+    monkeypatch.setattr(load, "HTTPRetriever", service)
+    found = load.load("", passages, 4, 0, lambda done: done < 5)
+    assert len(found) == 20 and not any(one.wrong for one in found)
+    monkeypatch.setattr(right, "passages", right.passages[::-1])
+    wrong = load.load("", passages, 1, 1, lambda done: done < 5)
+    assert {one.wrong for one in wrong} == {"another passage"}

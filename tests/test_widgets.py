@@ -6,21 +6,16 @@ import pandas as pd
 import pytest
 import torch
 from test_explore import case
-from test_figures import make_run
 
-from lldlib.recipes import train_config
-from lldlib.runs.folder import Run, RunWriter
+from lldlib.doctor.live import uploaded
 from lldlib.show.tokens import TokenView
 from lldlib.show.widgets import (
     ArmExplorer,
     GateExplorer,
     Measure,
-    PhaseDiagram,
-    PostMortemView,
     ProxyExplorer,
     arms_figure,
 )
-from lldlib.train.run import describe
 from lldlib.types import TokenInfo
 
 PNG = b"\x89PNG"
@@ -121,57 +116,8 @@ def test_the_reader_picks_arms_and_a_measure():
     assert explorer.note.value == "" and bytes(explorer.picture.value) not in seen
 
 
-def swept(path, method, lr, updates, seed, reward) -> Run:
-    config = train_config(method, seed, lr=lr, updates_per_batch=updates)
-    writer = RunWriter.create(path / f"{method}{lr}{updates}{seed}", describe(config))
-    for step in range(12):
-        writer.metrics(step, {"reward/mean": reward})
-    writer.close()
-    return Run(writer.path)
-
-
-def test_the_phase_diagram_shows_the_runs_of_a_cell(tmp_path):
-    runs = [
-        swept(tmp_path, *cell)
-        for cell in (
-            ("grpo", 1e-4, 4, 0, 0.2),
-            ("grpo", 1e-4, 4, 1, 0.4),
-            ("grpo", 4e-4, 16, 0, 0.6),
-            ("llds", 2e-4, 8, 0, 0.8),
-        )
-    ]
-    diagram = PhaseDiagram(runs)
-    assert diagram.method.options == ("grpo", "llds")
-    assert [v for _, v in diagram.lr.options] == [1e-4, 4e-4]
-    seen = [bytes(diagram.curves.value)]
-    diagram.lr.value = 4e-4  # no run with 4 updates there
-    seen.append(bytes(diagram.curves.value))
-    diagram.updates.value = 16
-    seen.append(bytes(diagram.curves.value))
-    before = bytes(diagram.map.value)
-    diagram.shown.value = "collapsed"
-    assert bytes(diagram.map.value) != before
-    diagram.method.value = "llds"
-    seen.append(bytes(diagram.curves.value))
-    assert [v for _, v in diagram.updates.options] == [8]
-    assert len(set(seen)) == 4 and all(picture.startswith(PNG) for picture in seen)
-    with pytest.raises(ValueError, match="no runs to map"):
-        PhaseDiagram([])
-
-
-def test_the_post_mortem_of_two_runs(tmp_path):
-    writer = RunWriter(make_run(tmp_path / "dead", dies=True).path)
-    turn = {"role": "action", "text": "so it", "logp": [-1.0, -3.0]}
-    wrong = {"question": "q", "answers": ["y"], "answer": "<z>", "reward": 0.0, "turns": [turn]}
-    writer.rollout(41, wrong)
-    writer.close()
-    runs = {"dead": Run(tmp_path / "dead"), "alive": make_run(tmp_path / "alive", dies=False)}
-    view = PostMortemView(runs)
-    assert f"began at batch {view.found.collapse.began}" in view.story.value
-    (page,) = view.tokens.children
-    assert "wanted y, answered &lt;z&gt;" in page.value and "log-prob -3.000" in page.value
-    view.run.value = "alive"
-    assert view.found.collapse.known is None and "never" in view.story.value
-    assert "No wrong trajectory" in view.tokens.children[0].value
-    with pytest.raises(ValueError, match="no runs to examine"):
-        PostMortemView({})
+def test_an_upload_reads_alike_in_both_ipywidgets():
+    """ipywidgets 7, which Colab has, gives a dict by name; 8 gives a tuple of dicts."""
+    old = {"a.csv": {"metadata": {"name": "a.csv"}, "content": b"step\n1"}}
+    new = ({"name": "a.csv", "content": memoryview(b"step\n1")},)
+    assert uploaded(old) == uploaded(new) == [("a.csv", b"step\n1")]

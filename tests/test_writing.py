@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from lldlib.cli import main
-from lldlib.files import claim, new_folder, write_whole
+from lldlib.files import UNFINISHED, claim, new_folder, write_whole
 from lldlib.runs import folder as runlog
 from lldlib.runs.folder import METRICS, Run, RunWriter
 
@@ -127,7 +127,7 @@ def test_train_on_a_full_disk_is_one_line(tmp_path, micro, capsys, monkeypatch):
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     write_whole(tmp_path / "x.txt", "old")
-    (tmp_path / "x.txt.tmp").mkdir()  # writing there fails
+    (tmp_path / f"x.txt{UNFINISHED}").mkdir()  # writing there fails
     with pytest.raises(OSError, match=r"cannot write .*x.txt \(Is a directory\): make room"):
         write_whole(tmp_path / "x.txt", "new")
     assert (tmp_path / "x.txt").read_text() == "old"

@@ -1,7 +1,7 @@
 """The tables of rewards and gradients changed in controls.md: python data/atlas/controls.py
 
 Writes suspects.csv too, what notebook 6 draws: a line a batch of the runs with a coin's rewards and
-of GRPO's runs with fresh answers; "trained" and "fresh" in nats a token, rows with A > 0.
+of GRPO's runs with fresh answers; "trained" and "fresh" in nats per token, rows with A > 0.
 """
 
 import csv
@@ -62,7 +62,7 @@ def by_eight(rows: list[dict]) -> str:
 
 
 def lost(rows: list[dict]) -> str:
-    """The first batch whose updates cost its rewarded rows over .05 nats a token."""
+    """The first batch whose updates cost its rewarded rows over .05 nats per token."""
     hits = [r["step"] for r in rows[2:] if (r.get("displacement/correct_token") or 0) < -0.05]
     return str(hits[0]) if hits else "-"
 

@@ -24,7 +24,7 @@ RATES = (2e-4, 4e-4, 6e-4, 1e-3)
 ON_POLICY = (4e-4, 1e-3, 2e-3, 4e-3)  # the rates of one update a batch
 GOOD, FATAL = RATES[0], RATES[-1]
 MOST = 11  # methods
-DRIFT = 10  # batches whose updates are asked how far they lower all rows, nats a token
+DRIFT = 10  # batches whose updates are asked how far they lower all rows, nats per token
 NAMES = {  # by the settings that are no part of SHARED
     "grpo": "GRPO",
     "grpo_code": "GRPO as in the official code",
@@ -58,7 +58,7 @@ LEARNED = 10  # batches after which the lowest reward is looked for
 
 
 def runs(updates: str = CHOSEN) -> dict[str, dict[float, dict[int, list[dict]]]]:
-    """Rows of every whole run with so many updates a batch, by method, rate and seed."""
+    """Rows of every whole run with so many updates per batch, by method, rate and seed."""
     found = defaultdict(lambda: defaultdict(dict))
     for given, rows in gathered("search.jsonl.gz", "methods.jsonl.gz", "later.jsonl.gz"):
         own = [f"{k}={v}" for k, v in given.items() if k not in SHARED | {"method", UPDATES}]
@@ -80,7 +80,7 @@ def dead(seeds: dict[int, list[dict]]) -> str:
 
 
 def drift(seeds: dict[int, list[dict]]) -> str:
-    """How many nats a token the first batches lower all rows."""
+    """How many nats per token the first batches lower all rows."""
     moved = [row["displacement/all_token"] for rows in seeds.values() for row in rows[:DRIFT]]
     return f"{-fmean(moved):.2f}"
 

@@ -5,7 +5,7 @@
 A GRPO run at the hot rate leaves a checkpoint before every batch. From three of them one batch is
 trained several times over, each time on other questions and rollouts: by 320 rows as in the run,
 by 4 times and by 16 times as many, in 16 updates each. Written to FOLDER/noise.csv: the change of
-fresh rows of the same policy, which were not trained on, and of the trained rows, nats a token.
+fresh rows of the same policy, which were not trained on, and of the trained rows, nats per token.
 """
 
 import csv

@@ -22,7 +22,7 @@ SHARED = {"method", "eval_every", "policy", "steps", "checkpoint_every", "probe_
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS, lambda .5"}
 MISSING = "eval/missing_em"
 OWN = {"lr", "llds_coef", "updates_per_batch", "problems", "misses"}
-GROUP = 5  # rollouts a question
+GROUP = 5  # rollouts per question
 SEEDS = (0, 1, 2)
 RUNGS = (1e-4, 2e-4, 4e-4, 1e-3, 2e-3, 4e-3)  # the ticks of the figure
 
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
         return [f"{self.problems} x {GROUP}", str(self.updates), str(rows), f"{self.misses:g}"]
 
 
-ABOUT = ["questions x rollouts", "updates", "rows an update", "misses"]
+ABOUT = ["questions x rollouts", "updates", "rows per update", "misses"]
 
 
 def runs() -> dict[Cell, Rates]:

@@ -51,7 +51,7 @@ def stepped(model: nn.Module, loss: Float[Tensor, ""], eta: float) -> nn.Module:
 
 
 def by_part(model: nn.Module, batch: Batch) -> list[Float[Tensor, " n"]]:
-    """Change of the rows with A > 0, nats a token and unit step, by the part of A > 0 and A < 0."""
+    """Change of the rows with A > 0, nats per token and unit step, by parts A > 0 and A < 0."""
     A, mask = losses.group_advantages(batch.rewards, batch.group, scale=True), batch.action_mask
     logp, changes = score(model, batch, 1.0).logp, []
     term = losses.policy_gradient(logp, logp.detach(), A, mask) / mask.sum()

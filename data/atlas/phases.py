@@ -125,7 +125,7 @@ def picture(judged: pd.DataFrame) -> Figure:
         handles=handles, fontsize=SMALL, frameon=False, loc="outside upper center", ncols=5
     )
     figure.supxlabel(
-        "rollout batch. Black: reward; orange: probe log-prob (nats a token). Shades: the rule "
+        "rollout batch. Black: reward; orange: probe log-prob (nats per token). Shades: the rule "
         "with hindsight; strip below: by hand.\nA collapse: line, where its fall began; dots, "
         "where it could be known.",
         fontsize=SMALL,

@@ -32,7 +32,7 @@ def fallen(reward: pd.Series) -> pd.Series:
 
 
 SIGNS: dict[str, tuple[str, Callable[[pd.Series], pd.Series]]] = {
-    "correct responses lose over .05 nats a token by their own updates": (
+    "correct responses lose over .05 nats per token by their own updates": (
         "displacement/correct_token",
         lambda x: x < -0.05,
     ),

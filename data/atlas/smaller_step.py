@@ -39,6 +39,7 @@ from lldlib.types import Episode
 BATCHES, EVERY, SEEDS = 40, 5, (0, 1, 2)
 MOVES = "moves.json"  # of every update
 ARMS = {"llds": "llds", "matched": "grpo", "brake": "llds", "capped": "grpo"}  # methods
+LIKELIER = "displacement/mixed_token"  # missing where no group is mixed
 CAP = 0.01  # about the median move of an update of llds, over the three seeds
 ENOUGH, TRIES = 1.02, 8  # share of the allowed move that is near enough; shortenings at most
 
@@ -190,7 +191,7 @@ def tables() -> None:
                 f"{ends[arm][-1]:.2f}",
                 "-" if collapse is None else str(collapse),
                 f"{fmean(row['control/move'] for row in metrics[:10]):.4f}",
-                f"{fmean(row['displacement/mixed_token'] for row in metrics[:10]):+.3f}",
+                f"{fmean(row[LIKELIER] for row in metrics[:10] if LIKELIER in row):+.3f}",
                 f"{fmean(row['control/share'] for row in metrics[:10]):.2f}",
             ]
         )

@@ -148,11 +148,13 @@ def main() -> None:
             print(markdown_table(["arm", *map(str, wanted)], ends))
         plain, kept = chosen(arms, llds=False), chosen(arms, llds=True)
         print(f"\nmisses {misses:g}, chosen: {plain}; {kept}")
-        for other in sorted(arms, key=str):
-            both = [seed for seed in TEST if seed in arms[other] and seed in arms.get(plain, {})]
-            if plain and other != plain and len(both) > 1:
-                pairs = [end(arms[other][s]) - end(arms[plain][s]) for s in both]
-                print(f"{other} minus {plain}, test: {interval(pairs)}")
+        for base in [plain, *(arm for arm in arms if arm.coef is None and arm != plain)]:
+            for other in sorted(arms, key=str):
+                same = base == plain or other.rate == base.rate
+                both = [seed for seed in TEST if seed in arms[other] and seed in arms.get(base, {})]
+                if same and other != base and len(both) > 1:
+                    pairs = [end(arms[other][s]) - end(arms[base][s]) for s in both]
+                    print(f"{other} minus {base}, test: {interval(pairs)}")
 
 
 if __name__ == "__main__":

@@ -317,14 +317,14 @@ def remedies() -> dict[str, dict[str, str]]:
         "fewer updates": (
             "Take fewer updates of more rows from each rollout batch (verl: a larger "
             "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
-            f"{TOY}: with GRPO at 1e-3, by updates a batch of 320 rows, "
+            f"{TOY}: with GRPO at 1e-3, by updates per batch of 320 rows, "
             + "; ".join(f"{u}: {said}" for u, said in updates.items())
             + f"; 16: {outcome(grpo)}",
             "more rollouts for as many updates",
             "data/atlas/settings.md",
         ),
         "more rows": (
-            "Give each update more rows: a larger batch, or more answers a question",
+            "Give each update more rows: a larger batch, or more answers per question",
             f"{TOY}: just before a fall (one seed), with 4 and 16 times as many rows in as many "
             "updates the correct answers lost a half and a fifth as much likelihood",
             "more rollouts",

@@ -35,7 +35,7 @@ PANELS = {
     "hard sums answered": "eval/heldout_em",
     "probability of the spark": "watch/spark_hard",
     "probability of a noise word": "watch/noise_hard",
-    "entropy, nats a token": "policy/entropy",
+    "entropy, nats per token": "policy/entropy",
 }
 BETA = "lp_reg,lp_reg_coef={},lp_reg_quantile=0.05,lp_reg_threshold={},lr={}"
 NAMES = {  # of the arms, by the settings of their runs; in the order of the table
@@ -50,7 +50,7 @@ NAMES = {  # of the arms, by the settings of their runs; in the order of the tab
     "top_entropy,lr=0.001,top_entropy=0.1": "80/20, share .1, 1e-3",
     "top_entropy,lr=0.0005,top_entropy=0.1": "80/20, share .1, 5e-4 *",
 }
-OFF = {  # eight updates a batch
+OFF = {  # eight updates per batch
     "grpo,lr=0.0001": "GRPO, 1e-4",
     "grpo_entropy,entropy_coef=0.05,lr=0.0001": "entropy bonus .05, 1e-4",
     "clip_higher,clip_high=0.28,lr=0.0003": "Clip-Higher, 3e-4",
@@ -70,7 +70,7 @@ TUNED = {  # tuned.py, seeds 2 to 4, beside fixed values
     "lp_reg_tuned,lp_reg_coef=25,lr=5e-4": "self-tuned, beta 25, 5e-4",
 }
 KEPT = "llds,llds_coef={},llds_preserve=positive,{}lr=0.0003"
-TUNED_OFF = {  # the same with eight updates a batch, and LLDS
+TUNED_OFF = {  # the same with eight updates per batch, and LLDS
     "grpo,lr=0.0003": "GRPO",
     "lp_reg_tuned,lp_reg_coef=1,lr=3e-4": "self-tuned Lp-Reg, beta 1",
     "lp_reg_tuned,lp_reg_coef=25,lr=3e-4": "self-tuned Lp-Reg, beta 25",
@@ -110,7 +110,7 @@ def spread(values: pd.Series) -> str:
 
 
 def screening(updates: int) -> None:
-    """Stage 1, best first, of runs with so many updates a batch."""
+    """Stage 1, best first, of runs with so many updates per batch."""
     table = ends(read("stage1.jsonl.gz")).sort_values("hard", ascending=False)
     table = table[table["updates"] == updates]
     names = ["hard", "pass@32", "easy", "checked", *LEVELS]

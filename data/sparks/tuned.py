@@ -1,7 +1,7 @@
 """Lp-Reg whose rho and kappa tune themselves: python data/sparks/tuned.py --seed 2 --out FOLDER.
 
 After every batch kappa moves so that of the rare tokens a fixed share is protected, and rho grows
-while the term is far from its limit of 10 nats a token, where it would have no gradient. Neither
+while the term is far from its limit of 10 nats per token, where it would have no gradient. Neither
 knows which word is the spark. README.md has the rule and what came of it.
 """
 
@@ -16,7 +16,7 @@ from lldlib.recipes import train_config
 from lldlib.train.run import TrainingRun
 
 SHARE = 0.175  # of the rare tokens, protected: the middle of Lp-Reg's Fig. 16 (2510.03222)
-SATURATED = 1.0  # nats a protected token
+SATURATED = 1.0  # nats per protected token
 STEP, GROW, SHRINK = 1.0, 1.1, 0.8  # of ln kappa for each unit of share; factors of rho
 KAPPA, RHO = (1e-4, 0.5), (0.01, 0.1)  # limits; both start at the paper's
 

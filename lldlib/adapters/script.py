@@ -7,6 +7,8 @@ from typing import Literal
 
 import tyro
 
+from lldlib.files import write_whole
+
 Name = Literal["trl-search", "verl-search"]
 
 
@@ -23,5 +25,5 @@ def script(name: tyro.conf.Positional[Name], out: Path | None = None) -> int:
     if out is None:
         sys.stdout.write(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     return 0

@@ -34,7 +34,7 @@ SELDOM = 0.25  # share of the rows before that may have had that score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
 HELDOUT_GAIN = 0.03  # share of its late value that a held-out score must have won to count
 HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
-DEAD_ENTROPY = 1e-6  # nats a token: the policy draws nothing any more
+DEAD_ENTROPY = 1e-6  # nats per token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
 
 

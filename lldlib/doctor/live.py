@@ -308,9 +308,9 @@ def upload_widget(height: int = 900) -> Any:
         """Diagnose the files that were dropped, and show what is said of each."""
         with tempfile.TemporaryDirectory() as folder:
             found, errors = [], []
-            for one in change["new"]:
-                file = Path(folder, Path(one["name"]).name or "log")
-                file.write_bytes(bytes(one["content"]))
+            for name, content in uploaded(change["new"]):
+                file = Path(folder, Path(name).name or "log")
+                file.write_bytes(content)
                 try:
                     found += diagnose(file)
                 except Unreadable as error:
@@ -324,6 +324,13 @@ def upload_widget(height: int = 900) -> Any:
     script = {"output_type": "display_data", "data": {"text/html": SCRIPT}, "metadata": {}}
     parts = [ipywidgets.HBox([field, hint]), said, page, ipywidgets.Output(outputs=(script,))]
     return ipywidgets.VBox(parts).add_class(CLASS)
+
+
+def uploaded(value: Any) -> list[tuple[str, bytes]]:
+    """Name and content of each file of an upload: a dict in ipywidgets 7 (Colab), else a tuple."""
+    if isinstance(value, Mapping):
+        return [(name, bytes(one["content"])) for name, one in value.items()]
+    return [(one["name"], bytes(one["content"])) for one in value]
 
 
 def frame(text: str, height: int) -> str:

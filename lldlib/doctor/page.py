@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from lldlib.doctor.pages.words import (
 from lldlib.doctor.readers import count_in_file, read_logs
 from lldlib.doctor.reading.log import Log
 from lldlib.doctor.reading.series import run_of
+from lldlib.files import write_whole
 
 __all__ = [
     "Diagnosis",
@@ -84,19 +86,20 @@ def write_pages(all_found: Sequence[Diagnosis], folder: Path) -> Path:
 
     Files: `index.html`, and for several runs NAME.html, NAME.png and NAME.json each.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     stems = _stems(names_of(all_found))
     if len(all_found) == 1:
         stems = ["index"]
     for found, stem in zip(all_found, stems, strict=True):
-        (folder / f"{stem}.html").write_text(as_html(found), encoding="utf-8")
+        write_whole(folder / f"{stem}.html", as_html(found))
         if len(found.run.scored) and found.run.kind.word == "rl":
-            figure(found).savefig(folder / f"{'figure' if stem == 'index' else stem}.png", dpi=130)
+            drawn = BytesIO()
+            figure(found).savefig(drawn, format="png", dpi=130)
+            write_whole(folder / f"{'figure' if stem == 'index' else stem}.png", drawn.getvalue())
         text = json.dumps(as_object(found), indent=1, ensure_ascii=False)
-        (folder / f"{stem}.json").write_text(text + "\n", encoding="utf-8")
+        write_whole(folder / f"{stem}.json", text + "\n")
     if len(all_found) > 1:
         page = several_html(all_found, [f"{stem}.html" for stem in stems])
-        (folder / "index.html").write_text(page, encoding="utf-8")
+        write_whole(folder / "index.html", page)
     return folder / "index.html"
 
 

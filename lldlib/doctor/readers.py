@@ -1,4 +1,4 @@
-"""Training logs of any framework -> named columns with one value a row.
+"""Training logs of any framework -> named columns with one value per row.
 
 Read line by line: only the columns that `signals` knows (or that the caller maps) are kept, so a
 log of any size fits. What is half-written, cut or no number is left out, never guessed.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from tqdm import tqdm
 
 from lldlib.config import ExamConfig, RolloutConfig
 from lldlib.evaluate.scores import Prediction, read_predictions
-from lldlib.files import load_json, write_json, write_whole
+from lldlib.files import load_json, write_json, write_whole, writing
 from lldlib.policy.load import Policy
 from lldlib.retrieval import NoRetriever, Retriever
 from lldlib.rollout.loop import Rollout
+from lldlib.runs.folder import Held
 from lldlib.types import Episode, Question, StopReason
 from lldlib.world.benchmarks import Task
 from lldlib.world.environment import RULES, Rules
@@ -50,24 +52,28 @@ class Exam:
     def ask(self, task: Task, questions: list[Question], progress: bool) -> list[Prediction]:
         """The answers to the slice of `questions` that the limit leaves, those on disk included.
 
-        Raises ValueError where an answer on disk belongs to another question of the same id.
+        Raises ValueError where an answer on disk belongs to another question of the same id, and
+        BlockingIOError where another exam writes into the folder.
         """
+        with closing(Held(self.folder)):
+            return self._ask(task, questions, progress)
+
+    def _ask(self, task: Task, questions: list[Question], progress: bool) -> list[Prediction]:
         path = prediction_file(self.folder, task)
         done = _recover(path)
         chosen = slice_of(questions, self.config.limit)
         items = [(question, n) for question in chosen for n in range(task.samples)]
         _check_questions(path, chosen, done)
         rollout = self._rollout(task)
-        with path.open("a", encoding="utf-8") as file:
-            starts = range(0, len(items), self.config.rows)
-            for start in tqdm(starts, desc=task.title, unit="batch", disable=not progress):
-                chunk = items[start : start + self.config.rows]
-                if any((question.id, n) not in done for question, n in chunk):
-                    for one in self._answer(task, rollout, chunk, start):
-                        if (one.id, one.sample) not in done:
-                            done[one.id, one.sample] = one
-                            file.write(_line(one))
-                    file.flush()
+        starts = range(0, len(items), self.config.rows)
+        for start in tqdm(starts, desc=task.title, unit="batch", disable=not progress):
+            chunk = items[start : start + self.config.rows]
+            if any((question.id, n) not in done for question, n in chunk):
+                answers = self._answer(task, rollout, chunk, start)
+                new = [one for one in answers if (one.id, one.sample) not in done]
+                with writing(path), path.open("a", encoding="utf-8") as file:
+                    file.writelines(map(_line, new))
+                done |= {(one.id, one.sample): one for one in new}
         return [done[question.id, n] for question, n in items]
 
     def _rollout(self, task: Task) -> Rollout:
@@ -137,7 +143,8 @@ def _digest(text: str) -> bytes:
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / SETTINGS
-    (folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        (folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_json(path, settings)
         return

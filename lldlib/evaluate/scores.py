@@ -111,7 +111,7 @@ class TaskScores:
 
 
 def mean_of(values: Sequence[float], stream: str) -> Estimate:
-    """The mean of one value a question, with its interval."""
+    """The mean of one value per question, with its interval."""
     return estimate(float(np.mean(values)), bootstrap(values, stream))
 
 

@@ -163,7 +163,7 @@ def answer_weight_schedule(
     raise ValueError(f"unknown answer schedule {schedule!r}: use 'paper' or 'code'")
 
 
-DUAL_UP, DUAL_DOWN = 5.0, 0.5  # lambda gained for each nat a token over the target, lost under it
+DUAL_UP, DUAL_DOWN = 5.0, 0.5  # lambda gained for each nat per token over the target, lost under it
 DUAL_LIMIT = 1.0  # there LLDS does harm of its own: one of two runs sagged (data/atlas)
 
 
@@ -171,11 +171,11 @@ def dual_weight(weight: float, moved: float, target: float) -> float:
     """Lambda of the next batch: one step of a dual variable towards a loss of at most `target`.
 
     lambda' = clip(lambda + s (-moved - target), 0, 1), s = 5 over the target and 0.5 under it, with
-    `moved` the mean new - old log-prob, in nats a token, of a batch's correct responses by its own
-    updates; nan leaves lambda as it is. Source: of this project (data/atlas/self_tuning.md); both
-    papers leave the weight to hand tuning.
+    `moved` the mean new - old log-prob, in nats per token, of a batch's correct responses by its
+    own updates; one that is not finite leaves lambda as it is. Source: of this project
+    (data/atlas/self_tuning.md); both papers leave the weight to hand tuning.
     """
-    if math.isnan(moved):
+    if not math.isfinite(moved):
         return weight
     over = -moved - target
     return min(DUAL_LIMIT, max(0.0, weight + (DUAL_UP if over > 0 else DUAL_DOWN) * over))

@@ -40,20 +40,23 @@ def group_advantages(
     """(B,) reward minus its group's mean, divided by the group's deviation + eps if `scale`.
 
     The deviation is the unbiased one (n - 1), as in the LLDS and Search-R1 code. A group of equal
-    rewards gets exactly 0. Rows may be in any order. Raises ValueError on a group of one.
-    Source: GRPO 2402.03300 section 4.1.2 (`scale=True`); Dr. GRPO 2503.20783 (`scale=False`).
+    rewards gets exactly 0, and one with a reward that is not finite nan. Rows may be in any order.
+    Raises ValueError on a group of one. Source: GRPO 2402.03300 section 4.1.2 (`scale=True`); Dr.
+    GRPO 2503.20783 (`scale=False`).
     """
     rewards = rewards.float()
     numbers, index, size = group.unique(return_inverse=True, return_counts=True)
     if len(size) and int(size.min()) < 2:
         lonely = int(numbers[size.argmin()])
         raise ValueError(f"group {lonely} has one rollout: a group needs at least 2 to compare")
-    centred = rewards - (_group_sum(rewards, index, len(numbers)) / size)[index]
+    total = _group_sum(rewards, index, len(numbers))
+    centred = rewards - (total / size)[index]
     if scale:
         variance = _group_sum(centred.square(), index, len(numbers)) / (size - 1)
         centred = centred / (variance.sqrt()[index] + eps)
     # rounding of the mean must not turn a tie into a tiny negative advantage
-    return torch.where(_mixed(rewards, index, len(numbers))[index], centred, 0.0)
+    advantages = torch.where(_mixed(rewards, index, len(numbers))[index], centred, 0.0)
+    return torch.where(total.isfinite()[index], advantages, math.nan)
 
 
 def mixed_group_share(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> float:
@@ -196,9 +199,9 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
 
 
 def scaled_advantages(config: LossConfig, x: LossInputs) -> Float[Tensor, "B T"]:
-    """(B, T) advantages as the policy term reads them: negative ones by weight and NTHR."""
-    advantages = x.advantages[:, None].expand(x.logp.shape)
-    weight = x.negative_token_weights if config.nthr else 1.0
+    """(B, T) float32 advantages as the policy term reads them: negative ones by weight and NTHR."""
+    advantages = x.advantages.float()[:, None].expand(x.logp.shape)
+    weight = x.negative_token_weights.float() if config.nthr else 1.0
     return torch.where(advantages < 0, config.negative_weight * weight * advantages, advantages)
 
 

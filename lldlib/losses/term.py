@@ -183,7 +183,7 @@ def keep(term: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor,
 
 
 def per_token(advantages: RowOrToken, mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """(B, T) float32 advantages without gradient, from one value a row or one a token."""
+    """(B, T) float32 advantages without gradient, from one value per row or one a token."""
     rows = advantages[:, None] if advantages.dim() == 1 else advantages
     return rows.detach().float().expand(mask.shape)
 

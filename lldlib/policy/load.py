@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from lldlib.config import LoadConfig, Precision, data_dir, unknown
+from lldlib.files import writing
 
 BUILT_IN = {
     "tiny": "tiny",
@@ -146,9 +147,15 @@ def load_as(name_or_path: str, load: LoadConfig) -> Policy:
 
 
 def save_policy(policy: Policy, path: Path) -> None:
-    """Write weights (safetensors), configuration and tokenizer."""
-    policy.model.save_pretrained(path)
-    policy.tokenizer.save_pretrained(path)
+    """Write weights (safetensors), configuration and tokenizer; OSError where that fails."""
+    with writing(path):
+        try:
+            policy.model.save_pretrained(path)
+            policy.tokenizer.save_pretrained(path)
+        except Exception as error:
+            if type(error) not in (SafetensorError, Exception):  # tokenizers has no type of its own
+                raise
+            raise OSError(str(error)) from error
 
 
 def _check_device(name: str) -> None:

@@ -94,5 +94,5 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def new_cache(layers: int, capacity: int) -> Cache:
-    """An empty cache of `capacity` tokens a row."""
+    """An empty cache of `capacity` tokens per row."""
     return Cache(layers=[PreallocatedLayer(capacity) for _ in range(layers)])

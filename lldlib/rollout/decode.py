@@ -66,8 +66,8 @@ class RaggedDecoder:
 
     Every row has a cache length of its own. transformers' forward, which wants a rectangle, spends
     most of a small model's time on masks and on calls; this is the same arithmetic in fewer. In
-    bfloat16 its log-probs are .04 nats a token from scoring's (mean of the absolute gap, SmolLM2 on
-    a CPU), as are those of transformers' forward with a cache, .05; of both hardly any is bias.
+    bfloat16 its log-probs are .04 nats per token from scoring's (mean of the absolute gap, SmolLM2
+    on a CPU), as are those of transformers' forward with a cache, .05; of both hardly any is bias.
     """
 
     ragged = True

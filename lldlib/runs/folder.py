@@ -2,6 +2,7 @@
 
 - `config.json`        the settings of the run
 - `metrics.jsonl`      one object per rollout batch: an integer "step" and flat numbers "group/name"
+                       (null: measured, and not finite)
 - `rollouts.jsonl`     sampled episodes, each with its "step"
 - `questions.jsonl`    greedy answers to the same few held-out questions; here "step" is the number
                        of batches trained so far: 0 is the start
@@ -16,8 +17,8 @@ import os
 import re
 import shutil
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,15 @@ class Held:
         except OSError as error:  # some file systems of networks have no locks
             log.warning("%s cannot be locked (%s): let no other run write there", path, error)
 
+    @contextmanager
+    def freed_by_errors(self) -> Iterator["Held"]:
+        """In this context an error lets the folder go; a notebook keeps what an error came from."""
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
+
 
 class RunWriter:
     """The writing side of a run folder; lines are written at once, a kill loses one at most.
@@ -84,7 +94,7 @@ class RunWriter:
     def __init__(self, path: Path, held: Held | None = None):
         self.path = path
         self._held = held or Held(path)
-        with writing(path):
+        with self._held.freed_by_errors(), writing(path):
             self._files = {name: (path / name).open("ab", buffering=0) for name in LOGS}
 
     @classmethod
@@ -97,40 +107,42 @@ class RunWriter:
         refuse_run(path)
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        held = Held(path)
-        write_json(path / CONFIG, config)
-        return cls(path, held)
+        with Held(path).freed_by_errors() as held:
+            refuse_run(path)  # another may have begun and ended a run meanwhile
+            write_json(path / CONFIG, config)
+            return cls(path, held)
 
     @classmethod
-    def resume(cls, path: Path | str, step: int) -> "RunWriter":
+    def resume(cls, path: Path | str, step: int, held: Held | None = None) -> "RunWriter":
         """Go on with a run whose next batch is `step`: its log lines and later ones are dropped.
 
-        Checkpoints later than `step` go too, since the batches behind them are computed again.
-        Raises FileNotFoundError if `path` holds no run, ValueError for a broken line.
+        Checkpoints later than `step` go too, since the batches behind them are computed again; they
+        go first, so that a kill in between leaves none whose batches are not logged. `held`: the
+        caller holds the folder already. Raises FileNotFoundError if `path` holds no run, ValueError
+        for a broken line.
         """
         run = Run(path)
-        held = Held(run.path)
-        for name in LOGS:
-            kept = [line for line, row in _read_lines(run.path / name) if _within(name, row, step)]
-            write_whole(run.path / name, "".join(line + "\n" for line in kept))
-        for folder in (run.path / CHECKPOINTS).glob("step_*"):
-            match = _STEP_FOLDER.fullmatch(folder.name)
-            if match and (match[2] or int(match[1]) > step):  # [2]: what a kill left of one
-                shutil.rmtree(folder)
-        return cls(run.path, held)
+        with (held or Held(run.path)).freed_by_errors() as held:
+            lines = {name: _read_lines(run.path / name) for name in LOGS}
+            with writing(run.path):
+                _drop_checkpoints(run.path / CHECKPOINTS, step)
+            for name in LOGS:
+                kept = [line for line, row in lines[name] if _within(name, row, step)]
+                write_whole(run.path / name, "".join(line + "\n" for line in kept))
+            return cls(run.path, held)
 
     def metrics(
         self, step: int, row: Mapping[str, float | int | Tensor | None]
-    ) -> dict[str, float | int]:
-        """Log one batch; None and non-finite values are left out, floats keep 6 significant digits.
+    ) -> dict[str, float | int | None]:
+        """Log one batch; floats keep 6 significant digits.
 
+        None and nan, for what was not measured, are left out; what is infinite is written as null.
         Returns what was logged. Raises ValueError for a key that is not "group/name".
         """
         for key in row:
             if key.count("/") != 1:
                 raise ValueError(f"metric key {key!r} is not of the form 'group/name'")
-        values = {k: _number(v) for k, v in row.items() if v is not None}
-        logged = {k: v for k, v in values.items() if v is not None}
+        logged = as_logged(row)
         self._line(METRICS, {"step": step} | logged)
         return logged
 
@@ -228,7 +240,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row per rollout batch: numbers, or None where a batch has none."""
+        """One row per rollout batch: numbers, or None for one that was not finite."""
         rows = self._rows(METRICS)
         for row in rows:
             if len(row) > KEYS:
@@ -265,7 +277,8 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """The metrics as a table: index "step", a column per key, nan where none was logged."""
         keys = dict.fromkeys(("step", *(key for row in self.metrics for key in row)))
-        return pd.DataFrame(self.metrics, columns=list(keys)).set_index("step")
+        rows = [{k: math.nan if v is None else v for k, v in row.items()} for row in self.metrics]
+        return pd.DataFrame(rows, columns=list(keys)).set_index("step")
 
     def series(self, key: str) -> tuple[list[int], list[float | int]]:
         """The steps that logged `key` and its values there; both empty if none did."""
@@ -286,13 +299,33 @@ class Run:
         found = []
         for folder in (self.path / CHECKPOINTS).glob("step_*"):
             match = _STEP_FOLDER.fullmatch(folder.name)
-            if match is None or match[2]:
+            if match is None or (match[2] and not _stands_in(folder)):
                 continue
             if _is_whole(folder):
                 found.append((int(match[1]), folder))
             else:
                 log.warning("skipping the half-written checkpoint %s", folder)
         return sorted(found)
+
+    def resumes_at(self) -> int | None:
+        """The batch at which the run goes on: its latest checkpoint up to which the log is whole.
+
+        None for a run that was killed before it had done anything. Raises FileNotFoundError where
+        batches are logged or checkpoints are there, but none that the log reaches.
+        """
+        logged = [row["step"] for row in self.metrics]
+        whole = next((i for i, step in enumerate(logged) if i != step), len(logged))
+        steps = [step for step, _ in self.checkpoints]
+        if not steps and not logged:
+            return None
+        if not steps:
+            raise FileNotFoundError(f"{self.path} holds no checkpoint")
+        if steps[0] > whole:
+            raise FileNotFoundError(
+                f"{self.path / METRICS} lacks batch {whole}, and the first checkpoint is that of "
+                f"batch {steps[0]}: start a new run"
+            )
+        return max(step for step in steps if step <= whole)
 
     def load_checkpoint(self, step: int | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors (on the CPU) and state of the checkpoint at `step`; None takes the latest.
@@ -381,6 +414,22 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
+def _drop_checkpoints(folder: Path, step: int) -> None:
+    """Remove the checkpoints after `step`, the last one first, and what kills left of others."""
+    found = [(_STEP_FOLDER.fullmatch(path.name), path) for path in folder.glob("step_*")]
+    ours = [(int(match[1]), match[2], path) for match, path in found if match]
+    for number, end, path in sorted(ours, key=lambda one: one[0], reverse=True):
+        if number <= step and _stands_in(path):
+            os.replace(path, path.with_suffix(""))
+        elif number > step or end:
+            shutil.rmtree(path)
+
+
+def _stands_in(folder: Path) -> bool:
+    """Whether it is the old form of a checkpoint whose new one a kill kept from its place."""
+    return folder.suffix == ".old" and not folder.with_suffix("").exists()
+
+
 def _is_whole(folder: Path) -> bool:
     try:
         load_json((folder / STATE).read_bytes())
@@ -388,6 +437,11 @@ def _is_whole(folder: Path) -> bool:
             return True
     except (OSError, ValueError, SafetensorError):
         return False
+
+
+def as_logged(row: Mapping[str, float | int | Tensor | None]) -> dict[str, float | int | None]:
+    """The metrics of a batch as a log holds them; see `RunWriter.metrics`."""
+    return {k: _number(v) for k, v in row.items() if v is not None and not math.isnan(v)}
 
 
 def _number(value: float | int | Tensor) -> int | float | None:

@@ -239,6 +239,13 @@ GLOSSARY: dict[str, Metric] = {
     "update/skipped": Metric(
         "skipped updates", "updates with a non-finite loss or gradient so far", "updates", "0"
     ),
+    "update/left_out": Metric(
+        "rows left out",
+        "rows of the batch that no update sees, as a reward of their group or a log-prob of theirs "
+        "is not finite",
+        "rows",
+        "0",
+    ),
     "update/lr": Metric("learning rate", "AdamW's step size", "per update", "as set"),
     "sft/loss": Metric(
         "warm-start loss", "mean -log-prob of gold tokens", "nats per token", "falls"

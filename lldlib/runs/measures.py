@@ -1,10 +1,12 @@
 """What is measured of a batch: displacement, likelihood, the probe set, rare tokens, engine gaps.
 
-Every function is pure and returns plain floats under the keys of `glossary`; a mean over
-nothing is `nan`, which the logger drops. Sign: here a displacement is new - old, so likelihood that
+Every function is pure and returns plain floats under the keys of `glossary`. A mean over nothing is
+`nan`, which the logger leaves out; one over numbers that are not finite is `inf`, for which the
+logger writes null. Sign: here a displacement is new - old, so likelihood that
 is lost is negative.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +21,11 @@ ACTIONS = 4  # actions of a response that are reported one by one
 RIGHT = 0.5  # a response of a larger reward counts as correct
 RARE = 0.05  # a token less probable than this counts as low-probability mass
 NAN = float("nan")
+
+
+def known(value: float) -> float:
+    """The value of something that was measured; inf, never nan, where it is not finite."""
+    return value if math.isfinite(value) else math.inf
 
 
 def masked_mean(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> float:
@@ -186,7 +193,7 @@ def low_probability(
     negative = (advantages < 0)[:, None].expand_as(rare)
     report = {
         "low_prob/mass": _mean((logp[action_mask].exp() < RARE).float()),
-        "low_prob/threshold": float(delta.exp()) if action_mask.any() else NAN,
+        "low_prob/threshold": known(float(delta.exp())) if action_mask.any() else NAN,
         "low_prob/negative_share": _mean(negative[rare].float()),
     }
     if proxy_logp is not None:
@@ -209,7 +216,7 @@ def sampler_gap(
     """
     gap = (sampler_logp - scorer_logp)[action_mask]
     return {
-        "policy/sampler_gap": float(gap.abs().max()) if gap.numel() else NAN,
+        "policy/sampler_gap": known(float(gap.abs().max())) if gap.numel() else NAN,
         "policy/sampler_kl": _mean(gap),
     }
 
@@ -220,7 +227,7 @@ def grad_share(negative_norm: float, positive_norm: float) -> float:
     n / (n + p), the norms of the two parts; nan if both are 0.
     """
     total = negative_norm + positive_norm
-    return negative_norm / total if total else NAN
+    return known(negative_norm / total) if total else NAN
 
 
 def episode_stats(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -250,7 +257,7 @@ def _by_action(
 
 
 def _mean(values: Float[Tensor, " n"]) -> float:
-    return float(values.mean()) if values.numel() else NAN
+    return known(float(values.mean())) if values.numel() else NAN
 
 
 def _average(values: Sequence[int]) -> float:

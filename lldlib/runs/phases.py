@@ -26,7 +26,7 @@ Told = Literal["live", "with hindsight"]
 PHASES: tuple[Phase, ...] = get_args(Phase)  # a phase's number in an engine's logs is its place
 PHASE_KEYS = ("reward/mean", "probe/content")  # what the phases are read off
 ALARM_KEYS = ("displacement/correct_token", "low_prob/mass")  # what the alarm watches
-SATURATION = "lp_reg/saturation"  # nats a protected token; its one-sample estimate ends at 10
+SATURATION = "lp_reg/saturation"  # nats per protected token; its one-sample estimate ends at 10
 SATURATED, SATURATED_BATCHES = 5.0, 5  # over it for so many batches in a row: a warning
 LAST = 20  # batches at the end of a run that decide whether a collapse lasted
 FLOORS = (0.02, 0.02)  # least noise: of a reward, a share of its largest; of a likelihood, in nats
@@ -64,8 +64,8 @@ class PhaseRule:
     moves: float = 0.15  # share of its best so far by which a line of the reward rises or falls
     holds: float = 0.5  # share of its best over which a reward still holds
     alike: float = 0.3  # share of the slope of a collapse; lines before it so steep are its start
-    lost: float = 0.1  # nats a token under its best: the likelihood has lost
-    fast: float = 0.4  # nats a token, and as many for every `window`: a line of it falls fast
+    lost: float = 0.1  # nats per token under its best: the likelihood has lost
+    fast: float = 0.4  # nats per token, and as many for every `window`: a line of it falls fast
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class AlarmRule:
     """When the alarm rings; chosen among many on recorded runs (data/atlas/alarm.md)."""
 
     start: int = 2  # batches at the start that are not watched
-    lost: float = 0.45  # nats a token that one batch's updates may cost its correct responses
+    lost: float = 0.45  # nats per token that one batch's updates may cost its correct responses
     rare: float = 1.5  # times its median of the first three batches: the share of unlikely tokens
 
 

@@ -3,19 +3,19 @@
 Every panel draws on the Axes it is given and returns it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import alarm_of, phases_of
-from lldlib.runs.postmortem import DROP, PARTS, PostMortem
 from lldlib.show.style import (
     BATCH,
     COLOURS,
@@ -43,7 +43,7 @@ def metric_panel(ax: Axes, arms: Arms, key: str, ylabel: str, *, seeds: bool, li
     log = ax.get_yscale() == "log"
     for name, colour in colours(list(arms)).items():
         for run in arms[name] if seeds else ():
-            ax.plot(*run.series(key), color=colour, linewidth=0.7, alpha=0.35)
+            ax.plot(*_gaps(*run.series(key)), color=colour, linewidth=0.7, alpha=0.35)
         steps, values = _mean_curve(arms[name], key, log=log)
         if steps:
             ax.plot(steps, values, color=colour, linestyle=line, linewidth=2, label=name)
@@ -120,33 +120,15 @@ def probe_figure(runs: Mapping[str, Run]) -> Figure:
     return figure
 
 
-def post_mortem_figure(run: Run, found: PostMortem) -> Figure:
-    """The reward with its phases; under it the parts of the probe, marked where each fell."""
-    figure, phases = Figure(figsize=(WIDTH, 4.4), layout="constrained"), phases_of(run)
-    reward, probe = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    reward.plot(*run.series("reward/mean"), color="black", linewidth=1)
-    fell = dict(found.fallen)
-    for (key, name), colour in zip(PARTS.items(), COLOURS, strict=False):
-        steps, values = run.series(key)
-        if not steps:
-            continue
-        probe.plot(steps, values, color=colour, linewidth=1.6, label=name)
-        if name in fell:
-            at = min(range(len(steps)), key=lambda i: abs(steps[i] - fell[name]))
-            probe.plot(steps[at], values[at], "v", color=colour, markersize=9, mec="black")
-    style(reward, "", "mean reward")
-    style(
-        probe,
-        f"{BATCH}   (triangle: mean of five {DROP} nats under its best; {told_text({'': phases})})",
-        "probe log-prob\n(nats/token)",
-    )
-    probe.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for ax in (reward, probe):
-        ax.margins(x=0.01)
-        mark_phases(ax, phases, found.alarm, names=ax is reward)
-    label_ends(probe)
-    probe.xaxis.label.set_fontsize(TEXT)
-    return figure
+def _gaps(steps: Sequence[int], values: Sequence[float | int]) -> tuple[list[int], list[Any]]:
+    """The same with nan after a value whose next comes later than is usual: no line spans a gap."""
+    usual = np.median(np.diff(steps)) if len(steps) > 1 else 1
+    points: list[tuple[int, float | int]] = []
+    for step, value in zip(steps, values, strict=True):
+        if points and step - points[-1][0] > usual:
+            points.append((step, math.nan))
+        points.append((step, value))
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _mean_curve(runs: Sequence[Run], key: str, *, log: bool) -> tuple[list[int], list[float]]:

@@ -6,12 +6,14 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart.
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lldlib.files import write_whole
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import Phase, Phases
 
@@ -116,7 +118,7 @@ def told_text(phases: Mapping[str, Phases]) -> str:
 
 def save(figure: Figure, path: Path | str) -> Path:
     """Write a PNG, making its folder."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, facecolor="white")
-    return path
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI, facecolor="white")
+    write_whole(path, drawn.getvalue())
+    return Path(path)

@@ -1,4 +1,4 @@
-"""Widgets: LLDS's gates, Lp-Reg's proxy, arms and maps of recorded runs, a run's post-mortem.
+"""Widgets: LLDS's gates, Lp-Reg's proxy, arms of recorded runs, the spiral.
 
 A new widget goes here. Of each first the numbers, then the figure, then the widget: a widget does
 no maths, it shows what these functions return. (The live lab, which steers a run, is in `lab`.)
@@ -7,34 +7,26 @@ no maths, it shows what these functions return. (The live lab, which steers a ru
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import ipywidgets
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lldlib.config import Gate
 from lldlib.losses import aggregate, forward_kl, llds_parts, proxy_logits
 from lldlib.runs.folder import Run
-from lldlib.runs.postmortem import PostMortem, mean_logp, post_mortem
-from lldlib.runs.summary import summarise, value_text
-from lldlib.show.compare import sweep_heatmap
+from lldlib.runs.summary import value_text
 from lldlib.show.controls import choice, control, labelled, picture, png, row
-from lldlib.show.curves import metric_panel, post_mortem_figure
 from lldlib.show.spiral import spiral_page
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, colours, style
-from lldlib.show.tokens import YES, TokenView, record_tokens
+from lldlib.show.tokens import YES
 
 TOP = 12  # tokens of a distribution that are drawn
-VALUES = {
-    "end reward (mean of the last 10 batches)": "end_reward",
-    "peak reward (best mean of 10 batches)": "peak_reward",
-    "share of seeds that collapsed": "collapsed",
-}
+LP_REG = COLOURS[3]  # of Lp-Reg and its proxy
 
 
 # -- gates ----------------------------------------------------------------------------------------
@@ -199,34 +191,35 @@ def proxy_values(
 
 
 def proxy_figure(words: Sequence[str], values: ProxyValues) -> Figure:
-    """The likeliest tokens and the rest: policy and proxy (log axis), and the gradient of the KL.
+    """The likeliest tokens and the rest: policy and proxy (log axis), and the pull on each score.
 
-    `words` names the whole vocabulary. Dropped tokens are hatched and have no proxy.
+    The pull is minus the gradient of the KL in the logit: descent lifts a token whose pull is over
+    0. `words` names the whole vocabulary. Dropped tokens are hatched and have no proxy.
     """
     order = values.probs.argsort(descending=True)
     top, rest = order[:TOP].tolist(), order[TOP:]
     names = [words[v] for v in top] + [f"{len(rest)} others, {int(values.kept[rest].sum())} kept"]
     columns = [
         [*series[top].tolist(), float(series[rest].sum())]
-        for series in (values.probs, values.proxy, values.gradient)
+        for series in (values.probs, values.proxy, -values.gradient)
     ]
     kept = [*values.kept[top].tolist(), bool(values.kept[rest].any())]
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     places = range(len(names))
-    bars = left.barh([p - 0.2 for p in places], columns[0], 0.38, color=COLOURS[4], label="policy")
+    bars = left.barh([p - 0.2 for p in places], columns[0], 0.38, color="0.6", label="policy")
     for bar, is_kept in zip(bars, kept, strict=True):
         bar.set_hatch("" if is_kept else "////")
-        bar.set_edgecolor("black" if not is_kept else COLOURS[4])
-    left.barh([p + 0.2 for p in places], columns[1], 0.38, color=COLOURS[1], label="proxy")
+        bar.set_edgecolor("black" if not is_kept else "0.6")
+    left.barh([p + 0.2 for p in places], columns[1], 0.38, color=LP_REG, label="proxy")
     left.set_xscale("log")
     left.set_xlim(left=1e-5)
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 2}
     left.legend(fontsize=SMALL, frameon=False, **above)
-    right.barh(places, columns[2], 0.6, color=COLOURS[2])
+    right.barh(places, columns[2], 0.6, color=LP_REG)
     right.axvline(0, color="black", linewidth=0.8)
     style(left, "probability (hatched: dropped)", "").set_yticks(places, names)
-    style(right, "gradient of the KL in the logit", "")
+    style(right, "pull towards the proxy\n(right: the word is lifted)", "")
     left.invert_yaxis()
     for ax in (left, right):
         ax.grid(visible=False)
@@ -349,82 +342,6 @@ class ArmExplorer(ipywidgets.VBox):
 # -- recorded runs --------------------------------------------------------------------------------
 
 
-class PhaseDiagram(ipywidgets.VBox):
-    """A sweep over learning rate and updates per batch: a map, and the runs behind each cell.
-
-    Raises ValueError without runs.
-    """
-
-    def __init__(self, runs: Sequence[Run]):
-        if not runs:
-            raise ValueError("no runs to map: give the run folders of a sweep")
-        self.rows = [summarise(run) | {"run": run} for run in runs]
-        for found in self.rows:
-            found["collapsed"] = float(found["collapsed_at"] is not None)
-        methods = list(dict.fromkeys(found["method"] for found in self.rows))
-        self.method = control(ipywidgets.Dropdown, "method", "", 220, options=methods)
-        self.shown = control(ipywidgets.Dropdown, "colour", "", 400, options=VALUES)
-        self.lr, self.updates = (
-            control(ipywidgets.Dropdown, label, "the cell whose runs are drawn", width)
-            for label, width in (("cell: lr", 170), ("updates per batch", 210))
-        )
-        self.map, self.curves = (
-            picture(height, alt)
-            for height, alt in (
-                (380, "map of a sweep: learning rate and updates per batch"),
-                (300, "rewards of the runs behind the chosen cell"),
-            )
-        )
-        self._offer()
-        self.method.observe(self._offer, "value")
-        for part in (self.shown, self.lr, self.updates):
-            part.observe(self._show, "value")
-        controls = row([self.method, self.shown, self.lr, self.updates])
-        super().__init__([controls, self.map, self.curves])
-        self._show()
-
-    def _offer(self, _change: object = None) -> None:
-        """The cells of the chosen method."""
-        mine = self._mine()
-        for part, key in ((self.lr, "lr"), (self.updates, "updates_per_batch")):
-            part.options = [(value_text(v), v) for v in sorted({found[key] for found in mine})]
-            part.index = 0  # a list that was empty has nothing chosen
-        self._show()
-
-    def _mine(self) -> list[dict[str, Any]]:
-        return [found for found in self.rows if found["method"] == self.method.value]
-
-    def _show(self, _change: object = None) -> None:
-        rows = self._mine()
-        cell = {"lr": self.lr.value, "updates_per_batch": self.updates.value}
-        axes = {key: sorted({found[key] for found in rows}) for key in cell}
-        if any(value not in axes[key] for key, value in cell.items()):
-            return  # the method was changed, and the cells on offer are not yet its own
-        ax = sweep_heatmap(rows, "lr", "updates_per_batch", self.shown.value)
-        ax.figure.axes[-1].set_ylabel(self.shown.label, fontsize=8)
-        ax.figure.set_size_inches(8.5, 3.8)
-        corner = [axes[key].index(value) - 0.5 for key, value in cell.items()]
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=3))
-        self.map.value = png(ax.figure)
-        chosen = [found["run"] for found in rows if cell.items() <= found.items()]
-        self.curves.value = png(cell_figure(chosen, f"lr {self.lr.label}, {self.updates.label}"))
-
-
-def cell_figure(runs: Sequence[Run], name: str) -> Figure:
-    """The rewards behind one cell of the map: thin lines are seeds, the bold one is their mean."""
-    figure = Figure(figsize=(8.5, 3), layout="constrained")
-    ax = figure.subplots()
-    title = f"{name} updates per batch: no run"
-    if runs:
-        metric_panel(ax, {name: runs}, "reward/mean", "mean reward", seeds=True, line="-")
-        seeds = ", ".join(str(run.config["seed"]) for run in runs)
-        title = f"{name} updates per batch; seeds {seeds}"
-    ax.set_title(title, fontsize=TEXT)
-    ax.set_xlabel(BATCH, fontsize=TEXT)
-    ax.set_ylim(0, 1)
-    return figure
-
-
 class SpiralView(ipywidgets.HTML):
     """The page of `spiral_page` in a notebook, in a frame of its own; it needs no kernel.
 
@@ -439,71 +356,3 @@ class SpiralView(ipywidgets.HTML):
             f'srcdoc="{page}"></iframe>'
         )
         self.layout.width = "100%"
-
-
-class PostMortemView(ipywidgets.VBox):
-    """Any run folder: where each phase began, which tokens went first, who may have started it.
-
-    `runs` maps a name to a run. Raises ValueError without runs.
-    """
-
-    def __init__(self, runs: Mapping[str, Run]):
-        if not runs:
-            raise ValueError("no runs to examine: give at least one run folder")
-        self.runs = dict(runs)
-        self.run = control(ipywidgets.Dropdown, "run", "", 320, options=list(runs))
-        self.suspect = control(
-            ipywidgets.Dropdown, "trajectory", "logged wrong ones, the least likely first", 640
-        )
-        self.picture = picture(450, "reward with its phases, and the parts of the probe")
-        layout = ipywidgets.Layout(height="130px", overflow="auto")
-        self.story = ipywidgets.HTML(layout=layout)
-        self.tokens = ipywidgets.VBox(layout=ipywidgets.Layout(height="250px"))
-        self.run.observe(self._examine, "value")
-        self.suspect.observe(self._show_suspect, "value")
-        super().__init__([row([self.run]), self.picture, self.story, self.suspect, self.tokens])
-        self._examine()
-
-    def _examine(self, _change: object = None) -> None:
-        run = self.runs[self.run.value]
-        self.found = post_mortem(run)
-        self.picture.value = png(post_mortem_figure(run, self.found))
-        self.story.value = story_html(self.found)
-        self.suspect.options = [
-            (f"batch {r['step']}, mean log-prob {mean_logp(r):.2f} nats: {r['question'][:40]}", i)
-            for i, r in enumerate(self.found.suspects)
-        ]
-        self.suspect.index = 0 if self.found.suspects else None
-        self._show_suspect()
-
-    def _show_suspect(self, _change: object = None) -> None:
-        if self.suspect.value is None:
-            self.tokens.children = [ipywidgets.HTML("No wrong trajectory was logged there.")]
-            return
-        record = self.found.suspects[self.suspect.value]
-        title = f"wanted {' or '.join(record['answers'])}, answered {record['answer']}"
-        self.tokens.children = [TokenView([(title, record_tokens(record))], 220)]
-
-
-def story_html(found: PostMortem) -> str:
-    """The post-mortem in five sentences."""
-
-    def when(batch: int | None) -> str:
-        return "never" if batch is None else f"at batch {batch}"
-
-    words = ", ".join(f"{w.word} {w.after - w.before:+.1f}" for w in found.words)
-    phases = ", ".join(f"{phase} {when(batch)}" for phase, batch in found.begins.items())
-    parts = ", ".join(f"{name} {when(batch)}" for name, batch in found.fallen)
-    fell = found.collapse
-    died = f"began {when(fell.began)}, could be known {when(fell.known)}"
-    died = "never" if fell.known is None else died
-    lines = {
-        f"Phases began ({found.told})": phases,
-        "Alarm": when(found.alarm),
-        "Collapse": died,
-        "Probe, in the order of its fall": parts or "nothing fell",
-        f"Words that fell most, up to batch {found.end} (nats, against the first batches)": words
-        or "none",
-    }
-    body = "".join(f"<div><b>{k}:</b> {html.escape(v)}</div>" for k, v in lines.items())
-    return f'<div style="font: 13px/1.5 sans-serif">{body}</div>'

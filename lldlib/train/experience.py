@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lldlib.config import TrainConfig
@@ -26,6 +26,7 @@ class Experience:
     negative_token_weights: Float[Tensor, "B T"] | None
     low_logp: Float[Tensor, ""] | None
     mean_valid_searches: float
+    finite: Bool[Tensor, " B"]  # rows whose numbers are all finite; no other is trained on
 
     def minibatch(self, rows: Int[Tensor, " n"]) -> tuple[Batch, Proxy | None]:
         """The chosen rows, and Lp-Reg's proxy of the policy that sampled, if its KL is exact."""
@@ -50,14 +51,26 @@ def make_experience(
         count = old.proxy.count * (advantages < 0)[:, None]
         old = dataclasses.replace(old, proxy=dataclasses.replace(old.proxy, count=count))
     ref_logp = weights = low = None
-    if "low_logp" in wanted:
-        low = low_log_prob(old.logp, batch.action_mask, loss.lp_reg_quantile)
     if "ref_logp" in wanted:
         with adapters_off(reference):
             ref_logp = scored(reference, batch, config).logp
     if "negative_token_weights" in wanted:
         weights = _nthr(model, batch, advantages, config)
-    return Experience(batch, old, advantages, ref_logp, weights, low, mean_valid_searches)
+    # of the proxy, -inf is a token that it drops
+    proxy = None if old.proxy_logp is None else old.proxy_logp.clamp(min=0)
+    finite = _finite(advantages, batch.action_mask, old.logp, ref_logp, weights, proxy)
+    if "low_logp" in wanted:
+        known = batch.action_mask & finite[:, None]
+        low = low_log_prob(old.logp, known, loss.lp_reg_quantile)
+    return Experience(batch, old, advantages, ref_logp, weights, low, mean_valid_searches, finite)
+
+
+def _finite(
+    advantages: Float[Tensor, " B"], mask: Bool[Tensor, "B T"], *scores: Float[Tensor, "B T"] | None
+) -> Bool[Tensor, " B"]:
+    """Rows whose advantage, and whose scores at the tokens of `mask`, are all finite."""
+    each = [(one.isfinite() | ~mask).all(1) for one in scores if one is not None]
+    return torch.stack([advantages.isfinite(), *each]).all(0)
 
 
 def scored(model: nn.Module, batch: Batch, config: TrainConfig, **wanted) -> Scores:

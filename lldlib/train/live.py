@@ -5,6 +5,7 @@ Loading a model takes seconds; both let the lab show its first picture before.
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,8 @@ class Replay:
     def step(self) -> dict[str, Any]:
         """Write the next batch as it was recorded."""
         row = dict(self.recorded.metrics[self.next_batch])
-        self.writer.metrics(row.pop("step"), row)
+        step, written = row.pop("step"), {k: math.inf if v is None else v for k, v in row.items()}
+        self.writer.metrics(step, written)  # null again where it was null
         for record in _at(self.recorded.rollouts, self.next_batch):
             self.writer.rollout(self.next_batch, record)
         for event in _at(self.recorded.events, self.next_batch):

@@ -30,12 +30,13 @@ def negative_share(model: nn.Module, experience: Experience, config: TrainConfig
     """
     batch, old, bare = experience.batch, experience.old, policy_only(config.loss)
     norms = []
-    for kept in (experience.advantages.clamp(max=0), experience.advantages.clamp(min=0)):
+    known = experience.advantages.where(experience.finite, 0.0)
+    for kept in (known.clamp(max=0), known.clamp(min=0)):
         inputs = LossInputs(
             logp=old.logp.clone().requires_grad_(),
             old_logp=old.logp,
             advantages=kept,
-            action_mask=batch.action_mask,
+            action_mask=batch.action_mask & experience.finite[:, None],
             answer_mask=batch.answer_mask,
             entropy=old.entropy,
             negative_token_weights=experience.negative_token_weights,
@@ -79,8 +80,10 @@ def of_batch(
     new, mask = scored(model, batch, config).logp, batch.action_mask
     std = batch.rewards.view(-1, config.rollout.group_size).std(1)
     return {
-        "reward/mean": float(torch.tensor([e.reward for e in episodes], device="cpu").mean()),
-        "reward/std": float(std.mean()),
+        "reward/mean": measures.known(
+            float(torch.tensor([e.reward for e in episodes], device="cpu").mean())
+        ),
+        "reward/std": measures.known(float(std.mean())),
         "reward/mixed_groups": float((std > 0).float().mean()),
         "policy/entropy": measures.masked_mean(scores.entropy, mask),
         **measures.likelihood(scores.logp, batch.rewards, mask),
@@ -135,7 +138,8 @@ def of_words(
     for name, watch in watches.items():
         rows = [encode(text) for text in watch.texts]
         tokens = [token for word in watch.words for token in encode(word)]
-        found[f"watch/{name}"] = next_probability(model, rows, tokens, temperature)
+        chance = next_probability(model, rows, tokens, temperature)
+        found[f"watch/{name}"] = measures.known(chance)
     return found
 
 

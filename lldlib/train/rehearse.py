@@ -1,4 +1,4 @@
-"""What a run would take, measured before it: memory, seconds a batch, hours, and what it asks."""
+"""What a run would take, measured before it: memory, seconds per batch, hours, and what it asks."""
 
 import os
 import time

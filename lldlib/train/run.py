@@ -26,8 +26,10 @@ from lldlib.runs.folder import (
     Held,
     Run,
     RunWriter,
+    as_logged,
     refuse_run,
 )
+from lldlib.runs.measures import known
 from lldlib.runs.phases import Monitor, Phase, Told
 from lldlib.train import measure
 from lldlib.train.setup import Setting, make_setting
@@ -65,24 +67,29 @@ class TrainingRun:
         self.trainer = Trainer(config, s.policy, s.environment, s.probe)
         self.monitor = Monitor()
         if resume:
-            self._resume(None)
+            self._resume()
         else:
             self.writer = RunWriter.create(self.out, describe(config))
             self._begin()
 
-    def _resume(self, step: int | None) -> None:
+    def _resume(self, step: int | None = None) -> None:
         """Go on from a checkpoint (None: the last), by its settings: knobs may have been turned."""
+        with Held(self.out).freed_by_errors() as held:
+            self._go_on(held, step)
+
+    def _go_on(self, held: Held, step: int | None) -> None:
         run = Run(self.out)
-        if not run.checkpoints and not run.metrics:  # killed before it had done anything
+        step = run.resumes_at() if step is None else step
+        if step is None:  # killed before it had done anything
             (self.out / QUESTIONS).unlink(missing_ok=True)
-            self.writer = RunWriter.resume(self.out, 0)
+            self.writer = RunWriter.resume(self.out, 0, held)
             self._begin()
             return
         tensors, state = run.load_checkpoint(step)
         self.trainer.turn(**vars(train_config_from(state["config"])))
         self.trainer.load_state(tensors, state)
         step = state["step"]
-        self.writer = RunWriter.resume(self.out, step)
+        self.writer = RunWriter.resume(self.out, step, held)
         # a knob turned at this very batch is in the checkpoint, and its event was just dropped
         self._log_knobs(logged_config(run, step))
         self.writer.event(step, "resume")
@@ -206,14 +213,15 @@ class TrainingRun:
         last = done == config.steps
         if config.eval_every and (done % config.eval_every == 0 or last):
             metrics |= self.heldout_metrics()
-        logged = self.writer.metrics(index, metrics)
         for episode in episodes[: config.rollouts_logged]:
             self.writer.rollout(index, record(episode, self.setting.policy.tokenizer))
-        self.monitor.add(logged)  # as a resumed run reads them
+        self.monitor.add(as_logged(metrics))  # as a resumed run reads them
         if self.monitor.rung == index:
             self.writer.event(index, "alarm")
         if last or (config.questions_every and done % config.questions_every == 0):
             self._answer_questions()
+        # after all else of the batch, as a run with a row for every batch counts as finished
+        self.writer.metrics(index, metrics)
         if last or (config.checkpoint_every and done % config.checkpoint_every == 0):
             self.checkpoint()
         return metrics
@@ -273,7 +281,7 @@ def _exam(setting: Setting, config: RolloutConfig, name: str, split: Split) -> d
     if split.passes:
         chances = pass_at(sampled, split.samples)
         found |= {f"eval/{name}_pass_{k}": chance for k, chance in chances.items()}
-    return found
+    return {key: known(value) for key, value in found.items()}
 
 
 def record(episode: Episode, tokenizer) -> dict:

@@ -4,7 +4,9 @@ A model that never uses the tags earns nothing, and GRPO has nothing to compare.
 """
 
 import dataclasses
+import math
 import random
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from lldlib.config import DemonstrationConfig, LoadConfig, SftConfig, WarmstartConfig
+from lldlib.files import new_folder
 from lldlib.policy.load import Policy, load_as, save_policy, tiny_model, word_tokenizer
 from lldlib.policy.optimizer import Schedule, adjust, make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
@@ -23,6 +26,7 @@ from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import TokenText
 from lldlib.runs.folder import Held, Run, RunWriter, refuse_run
+from lldlib.runs.measures import known
 from lldlib.seeds import seed_for
 from lldlib.train import lessons
 from lldlib.types import Episode
@@ -52,23 +56,27 @@ class Supervised:
     ):
         self.policy, self.rate, self.draw = policy, rate, draw
         self.grad_clip, self.rows, self.autocast = grad_clip, rows, autocast
-        self.step_index = 0
+        self.step_index, self.skipped = 0, 0
         self.optimizer = make_optimizer(policy.model, rate.lr, weight_decay=weight_decay)
 
     def step(self) -> dict[str, float]:
-        """One optimiser update; returns its metrics."""
+        """One optimiser update; returns its metrics. What is not finite is skipped and counted."""
         started = time.perf_counter()
         adjust(self.optimizer, lr=self.rate.at(self.step_index))
         self.optimizer.zero_grad(set_to_none=True)
         loss, tokens = self._backward(self.draw(self.step_index))
         parameters = list(trainable(self.policy.model).values())
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip)
-        self.optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip))
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.optimizer.step()
+        else:
+            self.skipped += 1
         self.step_index += 1
         return {
-            "sft/loss": loss,
+            "sft/loss": known(loss),
             "sft/tokens": tokens,
-            "grad/norm": float(norm),
+            "grad/norm": known(norm),
+            "update/skipped": self.skipped,
             "update/lr": self.optimizer.param_groups[0]["lr"],
             "time/step": time.perf_counter() - started,
         }
@@ -197,19 +205,22 @@ class SftRun(Supervised):
             self.writer = RunWriter.create(self.out, described)
 
     def _resume(self) -> None:
-        run = Run(self.out)
-        if run.checkpoints:
-            tensors, state = run.load_checkpoint(None)
-            unpack(tensors, self.policy.model, self.optimizer)
-            self.step_index = state["step"]
-        self.writer = RunWriter.resume(self.out, self.step_index)
+        with Held(self.out).freed_by_errors() as held:
+            run = Run(self.out)
+            if run.checkpoints:  # else from its first step
+                tensors, state = run.load_checkpoint(run.resumes_at())
+                unpack(tensors, self.policy.model, self.optimizer)
+                self.step_index, self.skipped = state["step"], state.get("skipped", 0)
+            self.writer = RunWriter.resume(self.out, self.step_index, held)
 
     def run(self, *, progress: bool = True) -> Policy:
         """All steps that are left; then the policy is saved, its adapters merged into it."""
         super().run(progress=progress)
         self.writer.close()
         self.policy = self._merged()
-        save_policy(self.policy, self.out / "policy")
+        shutil.rmtree(self.out / "policy", ignore_errors=True)
+        with new_folder(self.out / "policy") as fresh:
+            save_policy(self.policy, fresh)
         return self.policy
 
     def step(self) -> dict[str, float]:
@@ -220,7 +231,8 @@ class SftRun(Supervised):
         every = self.config.checkpoint_every
         if done == self.config.steps or (every and done % every == 0):
             tensors = pack(self.policy.model, self.optimizer)
-            self.writer.checkpoint(done, tensors, {"step": done})
+            state = {"step": done, "skipped": self.skipped}
+            self.writer.checkpoint(done, tensors, state)
         return metrics
 
     def _draw(self, step: int) -> list[Episode]:

@@ -14,7 +14,7 @@ import signal
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -27,11 +27,11 @@ import transformers
 from tqdm import tqdm
 
 from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig, train_config_from
-from lldlib.files import write_json
+from lldlib.files import write_json, writing
 from lldlib.losses.objective import REGULARIZERS
 from lldlib.policy.load import check_name
 from lldlib.recipes import METHODS, built_in, method, train_config
-from lldlib.runs.folder import CONFIG, Run
+from lldlib.runs.folder import CONFIG, Held, Run
 from lldlib.runs.summary import flat, summarise
 from lldlib.train.run import TrainingRun, status
 
@@ -258,8 +258,16 @@ def sweep(grid: Mapping[str, Sequence[Any]], out: Path, jobs: int) -> dict[Path,
     """Train every cell of the grid in its own folder of `out`; returns what went wrong, by folder.
 
     `out`/sweep.json has a row for every finished run in `out`, also those of earlier grids: `cell`,
-    the folder's name, and `summarise`. It is written anew after each run.
+    the folder's name, and `summarise`. It is written anew after each run. Raises BlockingIOError
+    where another sweep writes there.
     """
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with closing(Held(out)):
+        return _sweep(grid, out, jobs)
+
+
+def _sweep(grid: Mapping[str, Sequence[Any]], out: Path, jobs: int) -> dict[Path, str]:
     rows = {path: _row(path) for path in sorted(out.glob("*")) if _is_whole(path)}
 
     def on_end(cell: Cell, error: str | None) -> None:

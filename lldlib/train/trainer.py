@@ -8,6 +8,7 @@ branched at a step draws what an unbroken one would have drawn.
 
 import dataclasses
 import logging
+import math
 import random
 import time
 
@@ -127,15 +128,16 @@ class Trainer:
 
     def _update(self, experience: Experience) -> dict[str, float]:
         """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
-        rows = len(experience.advantages)
-        count = min(self.config.updates_per_batch, rows)
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self._seed("order")))
+        rows = experience.finite.nonzero()[:, 0]
+        count = min(self.config.updates_per_batch, len(rows))
+        shuffled = torch.Generator().manual_seed(self._seed("order"))
+        order = rows[torch.randperm(len(rows), generator=shuffled).to(self.device)]
         draws = torch.Generator().manual_seed(self._seed("dropped"))
         norms, stats = [], []
         rate = Schedule(self.config.lr, self.config.warmup_batches).at(self.step_index)
         adjust(self.optimizer, lr=rate, betas=self.config.betas)
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
-        for number, chosen in enumerate(order.to(self.device).tensor_split(count)):
+        for number, chosen in enumerate(order.tensor_split(count) if count else ()):
             inputs = self._inputs(experience, chosen, number, draws)
             loss, numbers = compute_loss(self.objective, inputs)
             pieces = None if self._is_whole(chosen) else chosen
@@ -143,13 +145,15 @@ class Trainer:
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
-        mean = {key: _finite_mean([s[key] for s in stats]) for key in stats[0]}
+        keys = stats[0] if stats else ()
+        mean = {key: _finite_mean([s[key] for s in stats]) for key in keys}
         mean |= derived(self.objective, mean)
         norm = {
-            "grad/norm": max(finite, default=float("nan")),
+            "grad/norm": max(finite, default=math.inf),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
-            "update/zero_gradient": finite.count(0.0) / count,
+            "update/zero_gradient": finite.count(0.0) / max(1, count),
             "update/skipped": float(self.skipped),
+            "update/left_out": float(len(experience.finite) - len(rows)),
             "update/lr": rate,
         }
         return mean | norm
@@ -219,7 +223,8 @@ class Trainer:
         """
         self.optimizer.zero_grad(set_to_none=True)
         norm = float("nan")
-        if torch.isfinite(loss) and loss.requires_grad:
+        # a ratio is cut off where it would overflow, so a loss can hide a log-prob without end
+        if torch.isfinite(loss) and inputs.logp.isfinite().all() and loss.requires_grad:
             loss.backward()
             if pieces is not None:
                 part, toward = experience.minibatch(pieces)
@@ -318,6 +323,7 @@ class Trainer:
 
 
 def _finite_mean(values: list[Float[Tensor, ""]]) -> float:
-    """Over the updates that gave a finite value; nan where none did. See update/skipped."""
+    """Over the updates that gave a finite value; inf where none did. See update/skipped."""
     stacked = torch.stack(values)
-    return float(stacked[stacked.isfinite()].mean())
+    known = stacked[stacked.isfinite()]
+    return float(known.mean()) if len(known) else math.inf

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lldlib.files import load_json, open_text, read_jsonl, remade_folder, write_json
+from lldlib.files import load_json, open_text, read_jsonl, remade_folder, write_json, writing
 from lldlib.retrieval.passages import read_corpus
 from lldlib.world.answers import normalise_answer
 
@@ -354,8 +354,7 @@ def _tsv(path: Path) -> Iterator[Row]:
 
 
 def _write(path: Path, rows: Iterable[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
+    with writing(path), path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -131,7 +131,7 @@ def test_settings_that_mean_nothing_are_refused():
 
 
 def whole(**changes):
-    """verl's whole configuration, as Hydra composes it, with LLDS on and eight updates a batch."""
+    """verl's whole configuration, as Hydra composes it, with LLDS and eight updates per batch."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         given = {
             "actor_rollout_ref.actor.policy_loss.loss_mode": "llds",

@@ -96,7 +96,7 @@ def test_what_is_measured_is_in_the_glossary():
 
 
 def test_the_alarm_rings_once_and_the_run_goes_on(tmp_path):
-    # AlarmRule: a batch may cost its correct responses 0.45 nats a token
+    # AlarmRule: a batch may cost its correct responses 0.45 nats per token
     watch = Watch(tmp_path)
     watch.open(CONFIG, None)
     row = {"reward/mean": 0.5} | measure(seen(-0.44), None)

@@ -23,8 +23,9 @@ QUICK = {"rollouts": 3, "steps": 3, "overhead": 4, "methods": 1, "lean": 1}
 
 COMPARED = """\
 One thread; seconds of CPU time; every arm in turn on the same policy and questions; the first
-repeat is dropped; medians of the ratios of paired repeats. {rows} episodes a batch where no other
-number is named, at most {tokens} tokens each, {updates} updates a step. Policy {policy}. {machine}.
+repeat is dropped; medians of the ratios of paired repeats. {rows} episodes per batch where no
+other number is named, at most {tokens} tokens each, {updates} updates per step. Policy {policy}.
+{machine}.
 
 - Rollout: `lldlib.rollout.loop.Rollout` (one key-value cache over all turns) against a loop in the
   manner of Search-R1: at every turn, transformers' `generate` over the whole text so far, rows that

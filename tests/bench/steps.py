@@ -119,7 +119,7 @@ def _step(trainer: TimedTrainer) -> dict[str, float]:
 
 def _report(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> str:
     names = {
-        "seconds": "seconds a step",
+        "seconds": "seconds per step",
         "rollout": "of it rollout",
         "tokens": "policy tokens an episode",
         "reward": "reward",

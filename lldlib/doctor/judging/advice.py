@@ -43,8 +43,8 @@ FOR = {  # pattern or sign -> remedies in the order in which to try them
 }
 FELL = ("lower lr", "fewer updates", "more rows", "llds")  # where a fall has no other sign
 MOST = 5  # pieces of advice on a page
-SEVERAL = 0.1  # share of the rows with clipped tokens that shows several updates a batch
-OFF_POLICY = 1e-4  # nats a token from the old policy that more than rounding makes
+SEVERAL = 0.1  # share of the rows with clipped tokens that shows several updates per batch
+OFF_POLICY = 1e-4  # nats per token from the old policy that more than rounding makes
 
 
 @dataclass(frozen=True)

@@ -23,24 +23,24 @@ LIVES = (  # rules under which the training reward did not fall
 SAME = 0.8  # share of the rows with one score from which on nothing is told apart
 MOST = 0.5  # share of the rows
 CUT = 0.9  # share of the answers that are cut off
-BABBLE = 2.5  # nats a token
-STILL_KL = 0.005  # nats a token under which a policy is still its reference
-ROUNDING = 1e-3  # nats a token by which a KL estimate may go under 0
+BABBLE = 2.5  # nats per token
+STILL_KL = 0.005  # nats per token under which a policy is still its reference
+ROUNDING = 1e-3  # nats per token by which a KL estimate may go under 0
 TOOL_SHARE, TOOL_NOISE = 0.8, 4.0  # of the fall in one step; standard deviations of a row
 STEADY = 3.0  # factor within which a signal did not move
 MOVED = 0.3  # share by which a tool's signal must move
-DISPLACED = 0.5  # nats a token
-UP, UP_BY = 2.0, 0.3  # factor of the entropy, and nats a token
-DOWN, DOWN_TO, GONE = 0.2, 0.2, 0.35  # share of the entropy's start, nats a token, share before
+DISPLACED = 0.5  # nats per token
+UP, UP_BY = 2.0, 0.3  # factor of the entropy, and nats per token
+DOWN, DOWN_TO, GONE = 0.2, 0.2, 0.35  # share of the entropy's start, nats per token, share before
 LONGER, CUT_BY = 1.8, 0.3  # factor of the length, and share of the answers
 SHORTER, ONE_TOKEN = 0.1, 3.0  # share of the length, and tokens
 FORMAT_LEFT, INVALID_UP, INVALID_BY = 0.6, 3.0, 0.3
 SPIKE, SPIKES, ONE_SPIKE = 4.0, 2, 10.0  # times the usual norm; how many; times for a single one
-KL_UP, KL_FALL, KL_LIVE = 5.0, 0.5, 1.0  # factor; nats a token at a fall, and without one
+KL_UP, KL_FALL, KL_LIVE = 5.0, 0.5, 1.0  # factor; nats per token at a fall, and without one
 SHAPED_BY = 0.05  # reward
-FAR_START = 0.3  # nats a token
+FAR_START = 0.3  # nats per token
 HELD_LOST, PART_LOST = 0.3, 0.4  # share of the best
-GAP_UP, GAP = 5.0, 0.05  # factor, nats a token
+GAP_UP, GAP = 5.0, 0.05  # factor, nats per token
 NEAR = 3  # steps
 
 
@@ -175,7 +175,7 @@ def _broken_start(s: Scene) -> str:
     if min(s.early("clipped"), s.late("clipped")) >= CUT:
         said.append(f"{100 * s.early('clipped'):.0f} % of the answers are cut off from the start")
     if min(s.early("entropy"), s.late("entropy")) >= BABBLE:
-        said.append(f"entropy is {s.early('entropy'):.2g} nats a token from the start")
+        said.append(f"entropy is {s.early('entropy'):.2g} nats per token from the start")
     return "; ".join(said)
 
 
@@ -187,7 +187,7 @@ def _hardly_moves(s: Scene) -> str:
         return ""
     if "kl" not in s.run.signals or s.run.columns["kl"] == "actor/reward_kl_penalty":
         return ""
-    return f"{s.run.columns['kl']} is still {max(kl, 0.0):.2g} nats a token at the end"
+    return f"{s.run.columns['kl']} is still {max(kl, 0.0):.2g} nats per token at the end"
 
 
 def _tool_died(s: Scene) -> str:
@@ -260,9 +260,9 @@ def _displacement(s: Scene) -> str:
         return ""
     said = []
     if lost >= DISPLACED:
-        said.append(f"correct answers lost {lost:.2g} nats a token by the updates")
+        said.append(f"correct answers lost {lost:.2g} nats per token by the updates")
     if fall >= DISPLACED:
-        said.append(f"fixed correct answers lost {fall:.2g} nats a token")
+        said.append(f"fixed correct answers lost {fall:.2g} nats per token")
     return f"up to the fall {' and '.join(said)}"
 
 
@@ -273,7 +273,7 @@ def _entropy_up(s: Scene) -> str:
     if not s.fell:
         low, high = s.early("entropy"), s.late("entropy")
     if high == high and high >= UP * low and high - low >= UP_BY:
-        return f"{s.run.columns['entropy']} rose from {low:.3g} to {high:.3g} nats a token"
+        return f"{s.run.columns['entropy']} rose from {low:.3g} to {high:.3g} nats per token"
     return ""
 
 
@@ -288,7 +288,7 @@ def _entropy_down(s: Scene) -> str:
     if end == end and end <= DOWN * start and end < DOWN_TO and (falls_there or gone):
         if s.fell and not falls_there and _tool_died(s):
             return ""
-        return f"{s.run.columns['entropy']} fell from {start:.3g} to {end:.2g} nats a token"
+        return f"{s.run.columns['entropy']} fell from {start:.3g} to {end:.2g} nats per token"
     return ""
 
 
@@ -357,7 +357,7 @@ def _kl_ran(s: Scene) -> str:
     a = s.before("kl") if s.fell else float(np.median(known[: s.size]))
     b = s.peak("kl") if s.fell else s.late("kl")
     if b >= max(KL_UP * abs(a), KL_FALL if s.fell else KL_LIVE):
-        return f"{s.run.columns['kl']} rose from {a:.3g} to {b:.3g} nats a token"
+        return f"{s.run.columns['kl']} rose from {a:.3g} to {b:.3g} nats per token"
     return ""
 
 
@@ -387,7 +387,7 @@ def _reference(s: Scene) -> str:
         return ""
     if s.run.columns["kl"] not in KL_OF_REFERENCE:
         return ""
-    return f"{s.run.columns['kl']} is {start:.2g} nats a token in the first rows; near 0 is right"
+    return f"{s.run.columns['kl']} is {start:.2g} nats per token in the first rows; near 0 is right"
 
 
 def _held_out_falls(s: Scene) -> str:
@@ -459,12 +459,12 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
     "hardly moves": (
         "The policy hardly moves from where it began",
-        "no trend, and a KL to the reference under 0.005 nats a token at the end",
+        "no trend, and a KL to the reference under 0.005 nats per token at the end",
         _hardly_moves,
     ),
     "reference": (
         "The reference is not the policy that training began with",
-        "a KL of 0.3 nats a token or more in the first rows, and no trend",
+        "a KL of 0.3 nats per token or more in the first rows, and no trend",
         _reference,
     ),
     "kl in reward": (
@@ -479,7 +479,7 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
     "displacement": (
         "The updates take likelihood from correct answers (likelihood displacement)",
-        "correct answers lost 0.5 nats a token or more before the fall",
+        "correct answers lost 0.5 nats per token or more before the fall",
         _displacement,
     ),
     "spikes": (
@@ -509,7 +509,7 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
     "kl": (
         "The policy ran away from its reference (KL)",
-        "the KL grows 5 times, to 0.5 nats a token or more (1 where nothing fell)",
+        "the KL grows 5 times, to 0.5 nats per token or more (1 where nothing fell)",
         _kl_ran,
     ),
     "held-out": (

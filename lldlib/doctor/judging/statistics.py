@@ -77,7 +77,7 @@ def break_at(values: Array) -> int:
 
 
 def values_of(run: LoggedRun, name: str) -> Array:
-    """A signal, a value a row; nan where nothing finite was logged or there is no such signal."""
+    """A signal, a value per row; nan where nothing finite was logged or there is no such signal."""
     values = run.signals.get(name)
     if values is None:
         return np.full(len(run.steps), np.nan)

@@ -19,9 +19,9 @@ EARLY = 5  # rows at the start; what was so from there on did not die
 ROSE = 2.5  # standard errors
 STRETCH = 10  # rows at the end that a sign must hold
 BROKEN_ROWS = 3  # rows at the end with no finite loss or gradient: the weights are gone
-ENTROPY_GONE = 1e-3  # nats a token
+ENTROPY_GONE = 1e-3  # nats per token
 ENTROPY_LEFT = 0.02  # share of its start that a dead entropy is under
-LEAST_ENTROPY = 0.05  # nats a token: a start that is lower counts as this
+LEAST_ENTROPY = 0.05  # nats per token: a start that is lower counts as this
 NO_GRADIENT = 1e-5  # share of its start that a dead gradient norm is under
 ALL_CUT = 0.95  # share of answers that are cut off
 FEW_TOKENS, SHRUNK = 5, 0.2  # tokens of an answer, and share of its start
@@ -178,7 +178,7 @@ def _entropy(run: LoggedRun) -> Iterator[Sign]:
     begin = since(np.abs(values) < min(ENTROPY_GONE, ENTROPY_LEFT * early))
     if begin is not None:
         last = float(np.median(values[-STRETCH:]))
-        says = f"the entropy is gone: {last:.2g} nats a token since {_at(run, rows[begin])}"
+        says = f"the entropy is gone: {last:.2g} nats per token since {_at(run, rows[begin])}"
         yield Sign("entropy", says, "lifeless", int(rows[begin]))
 
 

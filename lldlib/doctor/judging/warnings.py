@@ -94,13 +94,13 @@ def _reward_fall(run: LoggedRun) -> Array:
 WARNINGS = (
     EarlyWarning(
         "probe falls",
-        "fixed correct answers lost {x:g} nats a token within 10 rows",
+        "fixed correct answers lost {x:g} nats per token within 10 rows",
         _probe_fall,
         (0.5, 0.7, 0.85, 1.0, 1.5),
     ),
     EarlyWarning(
         "updates cost",
-        "the updates took {x:g} nats a token from correct answers, mean of 5 rows",
+        "the updates took {x:g} nats per token from correct answers, mean of 5 rows",
         lambda run: -trailing(values_of(run, "displacement")),
         (0.04, 0.06, 0.08, 0.1, 0.15),
     ),

@@ -21,7 +21,7 @@ from lldlib.doctor.reading.signals import SIGNALS, read_name
 WIDTH = 98  # characters of a line in a terminal
 COUNTED = ("fall", "dead floor", "learned", "at the top", "no trend")  # rules with a record
 UNREAD = 1.1  # times the rows that were read from which on the file holds more
-SHARED = 2.2  # values a step from which on steps are crowded
+SHARED = 2.2  # values per step from which on steps are crowded
 ANSWERS = "What it wrote"  # the section on answers
 TOY = "nearly all are toy models of 0.4 million weights"
 SILENT = ("epoch", "clock", "step_time")  # signals that a page does not list

@@ -169,7 +169,7 @@ def delimiter(head: str) -> str | None:
 
 
 def table(path: Path, lines: Iterable[str], mark: str, wanted: Columns) -> list[Log]:
-    """A CSV: one log, or one a run where W&B's chart export has several side by side."""
+    """A CSV: one log, or one per run where W&B's chart export has several side by side."""
     csv.field_size_limit(LINE)
     rows = csv.reader(lines, delimiter=mark)
     header = next(rows, [])

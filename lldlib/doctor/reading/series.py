@@ -24,7 +24,7 @@ GLITCH = 10  # times the usual step, and as many steps, that a lone row must jum
 
 @dataclass
 class LoggedRun:
-    """One training run: every series has one value a row, NaN where nothing was measured."""
+    """One training run: every series has one value per row, NaN where nothing was measured."""
 
     name: str
     format: str

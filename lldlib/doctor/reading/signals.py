@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 Unit = Literal[
-    *("reward", "nats a token", "nats an answer", "norm", "tokens", "share", "count", "seconds"),
+    *("reward", "nats per token", "nats per answer", "norm", "tokens", "share", "count", "seconds"),
     "number",
 ]
 
@@ -95,7 +95,7 @@ SIGNALS: dict[str, Signal] = {
     ),
     "entropy": Signal(
         "entropy",
-        "nats a token",
+        "nats per token",
         (
             "actor/entropy",
             "actor/entropy_loss",  # verl up to 0.4; its value is the entropy itself
@@ -143,7 +143,7 @@ SIGNALS: dict[str, Signal] = {
     ),
     "kl": Signal(
         "KL to the reference",
-        "nats a token",
+        "nats per token",
         (
             "actor/kl_loss",
             "kl/reference",
@@ -169,19 +169,19 @@ SIGNALS: dict[str, Signal] = {
     ),
     "kl_sum": Signal(
         "KL to the reference, summed over an answer",
-        "nats an answer",
+        "nats per answer",
         ("objective/kl",),  # TRL's PPO and RLOO
         "",
     ),
     "kl_old": Signal(
         "KL to the old policy",
-        "nats a token",
+        "nats per token",
         ("actor/ppo_kl", "kl/old", "approx_kl", "policy/approxkl_avg", "actor/approx_kl", "ppo_kl"),
         "updates that are too large",
     ),
     "kl_penalty": Signal(
         "KL penalty in the reward",
-        "nats a token",
+        "nats per token",
         ("actor/reward_kl_penalty", "critic/kl", "objective/kl_reward"),
         "a KL penalty that hides inside the reward",
     ),
@@ -328,25 +328,25 @@ SIGNALS: dict[str, Signal] = {
     ),
     "displacement": Signal(
         "change of correct answers by the updates",
-        "nats a token",
+        "nats per token",
         ("displacement/correct_token", "actor/displacement_positive"),
         "likelihood displacement",
     ),
     "probe": Signal(
         "log-probability of fixed correct answers",
-        "nats a token",
+        "nats per token",
         ("probe/content", "probe/logp"),
         "likelihood displacement",
     ),
     "likelihood": Signal(
         "log-probability of the batch's correct answers",
-        "nats a token",
+        "nats per token",
         ("likelihood/correct", "logps/chosen", "logp/correct", "actor/likelihood_positive"),
         "likelihood displacement",
     ),
     "llds": Signal(
         "value of LLDS",
-        "nats a token",
+        "nats per token",
         (
             "llds/value",
             *("actor/llds_loss", "actor/lld_loss", "actor/llds_penalty", "actor/lld_penalty"),
@@ -366,7 +366,7 @@ SIGNALS: dict[str, Signal] = {
     ),
     "sampler_gap": Signal(
         "sampler and trainer disagree",
-        "nats a token",
+        "nats per token",
         (
             "rollout_corr/kl",
             "training/rollout_probs_diff_mean",
