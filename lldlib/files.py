@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
 
 
-def lines_of(file: IO[bytes] | gzip.GzipFile, name: Path | str) -> Iterator[bytes]:
+def lines_of(file: BufferedIOBase, name: Path | str) -> Iterator[bytes]:
     """The lines of an open file, with their ends; ValueError for one that is over LINE long."""
     for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b""), start=1):
         if len(line) > LINE:

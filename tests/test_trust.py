@@ -96,21 +96,19 @@ def test_the_trial_sees_a_knob_in_another_run(monkeypatch):
     assert any("other settings" in fault for fault in wrong)
 
 
-def test_a_run_at_its_end_does_not_hold_up_the_others():
-    class Short:
-        def __init__(self, done, steps):
-            self.next_batch, self.config = done, hands.train_config("grpo", 0, steps=steps)
-
-        def step(self):
-            self.next_batch += 1
-
-    runs = {"short": Short(2, 2), "long": Short(3, 5), "other": Short(4, 5)}
-    train_hindmost(runs)
-    assert [run.next_batch for run in runs.values()] == [2, 4, 4]
-    train_hindmost(runs)
-    assert [run.next_batch for run in runs.values()] == [2, 5, 5]
-    train_hindmost(runs)
-    assert [run.next_batch for run in runs.values()] == [2, 5, 5]
+def test_a_run_at_its_end_does_not_hold_up_the_others(tmp_path):
+    runs = {}
+    with hands.cheap():
+        for name, done, steps in (("short", 2, 2), ("long", 3, 5), ("other", 4, 5)):
+            config = hands.train_config("grpo", 0, **hands.SMALL, steps=steps)
+            runs[name] = hands.TrainingRun(config, tmp_path / name)
+            for _ in range(done):
+                runs[name].step()
+        for expected in ([2, 4, 4], [2, 5, 5], [2, 5, 5]):
+            train_hindmost(runs)
+            assert [run.next_batch for run in runs.values()] == expected
+        for run in runs.values():
+            run.writer.close()
 
 
 def test_a_knob_of_the_loss_leaves_the_others_as_they_stand(tmp_path):

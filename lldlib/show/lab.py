@@ -218,7 +218,8 @@ class LiveLab(ipywidgets.VBox):
         """Show what an interrupted cell has begun, once it is done; without a page not at all."""
         with suppress(RuntimeError):
             loop = asyncio.get_running_loop()
-            going.add_done_callback(lambda _: loop.call_soon_threadsafe(self._show_chosen))
+            for show in (self._show_chosen, self._show_state):
+                going.add_done_callback(lambda _, show=show: loop.call_soon_threadsafe(show))
 
     def _submit(
         self, doing: str, work: Callable[..., Any], *args: Any, after: str | None = None
@@ -384,7 +385,7 @@ class LiveLab(ipywidgets.VBox):
 def _pause_all(*_: Any) -> None:
     """The handler of an Interrupt between cells."""
     for lab, loop in list(LABS.items()):
-        if lab.playing or lab._doing:
+        if (lab.playing or lab._doing) and not loop.is_closed():
             loop.call_soon_threadsafe(lab.pause)
 
 
