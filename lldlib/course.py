@@ -166,7 +166,8 @@ def train_with(term: Callable[..., torch.Tensor], batches: int, problems: int = 
         with torch.no_grad():
             old = score(policy.model, batch, 1.0).logp
         A = losses.group_advantages(batch.rewards, batch.group, scale=True)
-        order = torch.randperm(len(A), generator=torch.Generator().manual_seed(number))
+        draws = torch.Generator().manual_seed(number)
+        order = torch.randperm(len(A), generator=draws, device="cpu")
         for rows in order.tensor_split(16):
             part = batch.rows(rows)
             new = score(policy.model, part, 1.0).logp

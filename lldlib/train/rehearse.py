@@ -106,7 +106,8 @@ def bfloat16_price(device: torch.device) -> float:
         return 1.0
     seconds = []
     for dtype in (torch.bfloat16, torch.float32):
-        rows, weight = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+        rows = torch.ones(512, 1024, dtype=dtype, device=device)
+        weight = torch.ones(1024, 1024, dtype=dtype, device=device)
         times = []
         for _ in range(6):
             started = time.perf_counter()
