@@ -549,13 +549,21 @@ def start(
     os._exit(0)
 
 
+def _signal(number: int, what: signal.Signals) -> None:
+    """To the child and to its own children, where it has had the time to make a group of them."""
+    try:
+        os.killpg(number, what)
+    except ProcessLookupError:
+        os.kill(number, what)
+
+
 def wait(number: int, reader: int, kill: Kill, started: float) -> End:
     """Let the child live until its end, or its time."""
     limit = LONGEST if kill.seconds is None else kill.seconds
     while (gone := os.waitpid(number, os.WNOHANG)) == (0, 0):
         if time.monotonic() - started > limit:
-            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
-                os.killpg(number, signal.SIGKILL) if kill.group else None
+            if kill.group:
+                _signal(number, signal.SIGKILL)
             os.kill(number, signal.SIGKILL)
             gone = os.waitpid(number, 0)
             break
@@ -805,11 +813,11 @@ def second_writer(lab: Lab, name: str, rng: random.Random) -> None:
         begun = time.monotonic()
         number, reader = start(scene, lab.stock, base, NEVER, lab.give)
         time.sleep(rng.uniform(0, lab.ends[name].seconds))
-        os.killpg(number, signal.SIGSTOP)
+        _signal(number, signal.SIGSTOP)
         before, place = _tree(base), _place()
         end = live(scene, lab.stock, base, NEVER, lab.give)
         same = _tree(base) == before
-        os.killpg(number, signal.SIGCONT)
+        _signal(number, signal.SIGCONT)
         first = wait(number, reader, NEVER, begun)
         busy = ("in use", "already holds a run", "exists")
         for each in (first, end):
