@@ -171,6 +171,7 @@ def test_what_is_killed_cut_or_met_by_a_second_writer_ends_as_unbroken(tmp_path)
         env=os.environ | {"PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         check=True,
+        timeout=300,  # a trial that hangs fails, and holds up no other test
     ).stdout
     wrong, done, same, places, planted = json.loads(said.splitlines()[-1])
     assert wrong == [] and done >= 3 and same >= 5 and places >= 2
