@@ -1,0 +1,238 @@
+"""What else does what LLDS does at the hot rate? python data/atlas/other_steps.py FOLDER [SEED ...]
+
+GRPO with one thing changed, each arm once a seed:
+
+- half clip: the gradient's norm is clipped at .5 in place of 1;
+- quick Adam: beta2 of .95 in place of .999;
+- large epsilon: AdamW's epsilon is 1e-3, about the root of its second moment here;
+- long ramp: the rate rises over 20 batches in place of 5;
+- cosine: after the ramp the rate falls to 0 along a cosine;
+- entropy: a bonus whose weight follows the entropy of the LLDS run of the same seed.
+
+And LLDS .5 with one thing changed:
+
+- random rows: the rows that it keeps are drawn at random, as many as have A > 0;
+- random tokens: random action tokens are made likelier, as many as LLDS works on;
+  both have the norm that LLDS's own gradient has at that policy;
+- after the clip: LLDS's gradient is added to the policy's when that one has been clipped.
+
+Writes run folders; data/atlas/collect.py gathers them into other_steps.jsonl.gz, of which the
+script prints the table of controls.md where no FOLDER is given.
+"""
+
+import dataclasses
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from collect import gathered
+from smaller_step import BATCHES, LIKELIER, SEEDS, Watched, config_of
+from torch import Tensor
+
+from lldlib.config import TrainConfig
+from lldlib.files import markdown_table
+from lldlib.losses import LossInputs, compute_loss
+from lldlib.losses.llds import llds_parts
+from lldlib.policy.optimizer import adjust
+from lldlib.runs.phases import find_collapse
+from lldlib.train.run import TrainingRun
+
+DONE = "done"
+EPSILON, FACTOR, WEIGHTS = 1e-3, 1.5, (1e-3, 0.5)  # of the entropy bonus: each move, its range
+
+
+class Split(Watched):
+    """LLDS's gradient apart from the rest, put in again by `joined`."""
+
+    def _apply(self, loss, inputs, experience, pieces) -> float | None:
+        bare, _ = compute_loss(dataclasses.replace(self.objective, llds_coef=0.0), inputs)
+        whole, alone = self.gradient(loss), self.gradient(bare)
+        own = [g - h for g, h in zip(whole, alone, strict=True)]
+        norm = float(_norm(alone))
+        for p, g in zip(self.parameters, self.joined(alone, own, inputs), strict=True):
+            p.grad = g
+        self.optimizer.step()
+        self.moves[-1].append(self.moved(inputs.logp.detach()))
+        return norm
+
+    def gradient(self, loss: Tensor) -> list[Tensor]:
+        """Of each weight; the graph is kept."""
+        found = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+        return [0 * p if g is None else g for p, g in zip(self.parameters, found, strict=True)]
+
+    def clipped(self, gradient: list[Tensor]) -> list[Tensor]:
+        """At the norm of the settings."""
+        share = min(1.0, self.config.grad_clip / (float(_norm(gradient)) + 1e-6))
+        return [share * g for g in gradient]
+
+    def joined(self, alone: list[Tensor], own: list[Tensor], inputs: LossInputs) -> list[Tensor]:
+        """What AdamW gets."""
+        raise NotImplementedError
+
+
+class AfterClip(Split):
+    """LLDS's gradient is not clipped."""
+
+    def joined(self, alone, own, inputs):
+        return [g + h for g, h in zip(self.clipped(alone), own, strict=True)]
+
+
+class Random(Split):
+    """Another gradient stands in for LLDS's, at the norm of LLDS's."""
+
+    def joined(self, alone, own, inputs):
+        other = self.gradient(self.other(inputs))
+        share = float(_norm(own)) / max(float(_norm(other)), 1e-12)
+        return self.clipped([g + share * h for g, h in zip(alone, other, strict=True)])
+
+    def order(self, count: int) -> Tensor:
+        """A random order, another in each update."""
+        seed = 1000 * self._seed("control") + self.number
+        return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+class RandomRows(Random):
+    """Keeps random rows, as many as have A > 0."""
+
+    def other(self, inputs: LossInputs) -> Tensor:
+        """LLDS alone, with the advantages given to other rows."""
+        shuffled = inputs.advantages[self.order(len(inputs.advantages))]
+        given = dataclasses.replace(inputs, advantages=shuffled)
+        whole, _ = compute_loss(self.objective, given)
+        bare, _ = compute_loss(dataclasses.replace(self.objective, llds_coef=0.0), given)
+        return whole - bare
+
+
+class RandomTokens(Random):
+    """Makes random action tokens likelier, as many as LLDS works on."""
+
+    def other(self, inputs: LossInputs) -> Tensor:
+        """Minus the log-probs of those tokens."""
+        x, loss = inputs, self.objective
+        rows = x.logp, x.old_logp, x.advantages, x.action_mask
+        parts = llds_parts(*rows, gate=loss.llds_gate, preserve=loss.llds_preserve)
+        count = int((parts.penalty > 0).sum())
+        found = x.logp[x.action_mask]
+        return -found[self.order(len(found))[:count]].sum()
+
+
+class Epsilon(Watched):
+    """A large epsilon."""
+
+    def _apply(self, loss, inputs, experience, pieces) -> float | None:
+        adjust(self.optimizer, eps=EPSILON)
+        return super()._apply(loss, inputs, experience, pieces)
+
+
+class Cosine(Watched):
+    """A rate that falls to 0."""
+
+    def _apply(self, loss, inputs, experience, pieces) -> float | None:
+        rising = min(1.0, (self.step_index + 1) / self.config.warmup_batches)
+        falling = (1 + math.cos(math.pi * self.step_index / BATCHES)) / 2
+        adjust(self.optimizer, lr=self.config.lr * rising * falling)
+        return super()._apply(loss, inputs, experience, pieces)
+
+
+class Entropy(Watched):
+    """A bonus that follows the entropy of the LLDS run of the same seed."""
+
+    aim: list[float]
+    weight = 0.01
+
+    def step(self):
+        """One batch, then the weight of the next."""
+        self.turn(loss=dataclasses.replace(self.config.loss, entropy_coef=self.weight))
+        metrics, episodes = super().step()
+        low = metrics["policy/entropy"] < self.aim[self.step_index - 1]
+        weight = self.weight * FACTOR if low else self.weight / FACTOR
+        self.weight = min(max(weight, WEIGHTS[0]), WEIGHTS[1])
+        return metrics, episodes
+
+
+def _norm(gradient: list[Tensor]) -> Tensor:
+    return torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
+
+
+ARMS = {  # method of smaller_step's arm, trainer, settings
+    "half clip": ("capped", Watched, {"grad_clip": 0.5}),
+    "quick Adam": ("capped", Watched, {"betas": (0.9, 0.95)}),
+    "large epsilon": ("capped", Epsilon, {}),
+    "long ramp": ("capped", Watched, {"warmup_batches": 20}),
+    "cosine": ("capped", Cosine, {}),
+    "entropy": ("capped", Entropy, {}),
+    "random rows": ("llds", RandomRows, {}),
+    "random tokens": ("llds", RandomTokens, {}),
+    "after the clip": ("llds", AfterClip, {}),
+}
+
+
+def settings(arm: str, seed: int) -> TrainConfig:
+    """Of the main study's hot GRPO or LLDS, with the arm's change."""
+    method, _, changed = ARMS[arm]
+    return dataclasses.replace(config_of(method, seed), **changed)
+
+
+def train(folder: Path, arm: str, seed: int) -> None:
+    """One run, unless it is there already."""
+    out = folder / f"arm={arm},seed={seed}"
+    if (out / DONE).exists():
+        return
+    run = TrainingRun(settings(arm, seed), out)
+    trainer = ARMS[arm][1](run.config, run.setting.policy, run.setting.environment)
+    if arm == "entropy":
+        (trainer.aim,) = [
+            [row["policy/entropy"] for row in rows]
+            for given, rows in gathered("smaller_step.jsonl.gz")
+            if (given["arm"], int(given["seed"])) == ("llds", seed)
+        ]
+    run.trainer = trainer
+    while run.next_batch < BATCHES:
+        run.step()
+    run.writer.close()
+    (out / DONE).write_text("")
+
+
+def tables() -> None:
+    """Each run's reward and end, how far its updates moved, and the mean end of each arm."""
+    rows, ends = [], defaultdict(list)
+    for given, metrics in gathered("other_steps.jsonl.gz"):
+        reward = [row["reward/mean"] for row in metrics]
+        held = [row["eval/heldout_em"] for row in metrics if "eval/heldout_em" in row]
+        ends[given["arm"]].append(fmean(held[-2:]))
+        collapse = find_collapse(reward).known
+        likelier = [row[LIKELIER] for row in metrics[:10] if LIKELIER in row]
+        rows.append(
+            [
+                *(given["arm"], given["seed"]),
+                " ".join(f"{fmean(reward[i : i + 8]):.2f}" for i in range(0, BATCHES, 8)),
+                f"{ends[given['arm']][-1]:.2f}",
+                "-" if collapse is None else str(collapse),
+                f"{fmean(row['control/move'] for row in metrics[:10]):.4f}",
+                f"{fmean(likelier):+.3f}",
+                f"{metrics[-1]['policy/entropy']:.2f}",
+            ]
+        )
+    heads = ["arm", "seed", "reward, means of eight batches", "end", "collapse"]
+    heads += ["move of an update", "correct rows, nats per token", "entropy at the end"]
+    print(markdown_table(heads, rows))
+    for arm, values in ends.items():
+        print(f"{arm}: {fmean(values):.2f} ({' '.join(f'{v:.2f}' for v in values)})")
+
+
+def main() -> None:
+    """Train, or print the tables."""
+    if len(sys.argv) == 1:
+        tables()
+        return
+    torch.set_num_threads(1)
+    for seed in map(int, sys.argv[2:] or SEEDS):
+        for arm in ARMS:
+            train(Path(sys.argv[1]), arm, seed)
+
+
+if __name__ == "__main__":
+    main()
