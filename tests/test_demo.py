@@ -82,6 +82,11 @@ def test_the_verdict_is_in_plain_words():
         "GRPO collapsed in 1 of 2 runs and ended at 25%, from 45% at its best.",
         "GRPO + LLDS did not collapse and ended at 70%.",
     ]
+    late = [row | {"arm": "grpo", "collapsed_at": None, "heldout_em": em} for em in (0.2, 0.3)]
+    assert verdict([died, *late]).splitlines()[1] == (
+        "GRPO collapsed in 1 of 3 runs, sank under its start in 1 of 3 runs and ended at 17%, "
+        "from 40% at its best."
+    )
     assert verdict([row | {"arm": "grpo", "start_em": None}]) == ""
 
 

@@ -71,7 +71,11 @@ def demo_row(arm: str, run: Run) -> Row:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What the demo's rows say, in plain words: shares of held-out questions, means over seeds."""
+    """What the demo's rows say, in plain words: shares of held-out questions, means over seeds.
+
+    A run that fell late is no collapse yet by the rule of ten batches; that it ended under its
+    start is said too.
+    """
     frame = pd.DataFrame(rows)
     frame = frame[frame["start_em"].notna() & frame["heldout_em"].notna()]
     if frame.empty:
@@ -82,8 +86,14 @@ def verdict(rows: Sequence[Row]) -> str:
     ]
     for arm, own in frame.groupby("arm", sort=False):
         died = int(own["collapsed_at"].notna().sum())
-        fate = f"collapsed in {died} of {len(own)} runs" if died else "did not collapse"
-        best = f", from {own['best_em'].mean():.0%} at its best" if died else ""
+        fell = own["collapsed_at"].isna() & (own["heldout_em"] < own["start_em"])
+        fates = [
+            f"{what} in {count} of {len(own)} runs"
+            for what, count in (("collapsed", died), ("sank under its start", int(fell.sum())))
+            if count
+        ]
+        fate = ", ".join(fates) or "did not collapse"
+        best = f", from {own['best_em'].mean():.0%} at its best" if fates else ""
         lines.append(f"{NAMES[arm]} {fate} and ended at {own['heldout_em'].mean():.0%}{best}.")
     return "\n".join(lines)
 
