@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from lldlib.runs import folder as folder_module
 from lldlib.runs.folder import Run, RunWriter
 
 
@@ -217,6 +220,57 @@ def test_resume_drops_later_checkpoints_and_leftovers(folder):
     (folder / "checkpoints" / "step_000005.tmp").mkdir()
     RunWriter.resume(folder, 2).close()
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_an_interrupt_in_a_rewind_leaves_no_half_of_a_checkpoint(folder, monkeypatch, caplog):
+    writer = write_run(folder, 5)
+    for step in (2, 4):
+        writer.checkpoint(step, {"w": torch.ones(1)}, {})
+    writer.close()
+    with monkeypatch.context() as patched:
+
+        def half(path, **_):
+            if Path(path).exists():
+                next(Path(path).iterdir()).unlink()
+                raise KeyboardInterrupt
+
+        patched.setattr(shutil, "rmtree", half)
+        with pytest.raises(KeyboardInterrupt):
+            RunWriter.resume(folder, 2)
+    assert [step for step, _ in Run(folder).checkpoints] == [2] and caplog.text == ""
+    RunWriter.resume(folder, 2).close()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
+
+
+@pytest.mark.parametrize("moment", ["aside", "back"])
+def test_a_reader_sees_a_whole_checkpoint_while_it_is_replaced(folder, monkeypatch, caplog, moment):
+    writer, seen = write_run(folder, 3), []
+    writer.checkpoint(2, {"w": torch.ones(1)}, {"version": 1})
+    real = os.replace
+
+    def replace(source, target):
+        real(source, target)
+        if Path(target).suffix == ".old" or moment == "back":
+            seen.append(Run(folder).load_checkpoint(None)[1]["version"])
+
+    monkeypatch.setattr(os, "replace", replace)
+    writer.checkpoint(2, {"w": torch.ones(1)}, {"version": 2})
+    assert seen == {"aside": [1], "back": [1, 2]}[moment] and caplog.text == ""
+
+
+def test_a_reader_that_looked_before_the_old_one_went_aside_finds_it(folder, monkeypatch, caplog):
+    writer = write_run(folder, 3)
+    path = writer.checkpoint(2, {"w": torch.ones(1)}, {})
+    whole, looks = folder_module._is_whole, []
+
+    def moved(place):  # away at the first look, as a writer moves it
+        looks.append(place)
+        if len(looks) == 1:
+            os.replace(path, path.with_suffix(".old"))
+        return whole(place)
+
+    monkeypatch.setattr(folder_module, "_is_whole", moved)
+    assert Run(folder).checkpoints == [(2, path.with_suffix(".old"))] and caplog.text == ""
 
 
 def test_a_kill_while_resume_truncates_leaves_the_log_as_it_was(folder, monkeypatch):

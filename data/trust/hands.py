@@ -195,7 +195,10 @@ def differs(run: Run, twin: Twin, trained: bool) -> Iterator[str]:
         kept[step] = train_config_from(state["config"]), total
     if kept != twin.kept:
         yield f"{name}: checkpoints {sorted(kept)} in place of {sorted(twin.kept)}, or not the same"
-    ends = {folder.name for folder in (run.path / CHECKPOINTS).iterdir()}
+    left = (".tmp", ".gone")  # what an interrupt leaves, and nobody reads
+    ends = {
+        f.with_suffix("").name for f in (run.path / CHECKPOINTS).iterdir() if f.suffix not in left
+    }
     if len(ends) != len(kept):
         yield f"{name}: {sorted(ends)} holds what is no checkpoint"
     asked = Counter(row["step"] for row in run.questions)

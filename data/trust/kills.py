@@ -301,7 +301,7 @@ SCENES = {
     "index": Scene(indexed, None, ("out/*",)),
 }
 RUNS = tuple(name for name, scene in SCENES.items() if scene.runs)
-LEFT = (".tmp", ".old")  # ends of what a kill may leave, and nobody reads
+LEFT = (".tmp", ".old", ".gone")  # ends of what a kill may leave, and nobody reads
 
 
 # -- what must come out ----------------------------------------------------------------------------

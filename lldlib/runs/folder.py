@@ -44,7 +44,7 @@ CONFIG, METRICS, ROLLOUTS, EVENTS = "config.json", "metrics.jsonl", "rollouts.js
 QUESTIONS = "questions.jsonl"
 LOGS = (METRICS, ROLLOUTS, EVENTS, QUESTIONS)
 CHECKPOINTS, TENSORS, STATE = "checkpoints", "tensors.safetensors", "state.json"
-_STEP_FOLDER = re.compile(r"step_(\d{6,})(\.tmp|\.old)?")  # with an end: not whole
+_STEP_FOLDER = re.compile(r"step_(\d{6,})(\.tmp|\.old|\.gone)?")  # with an end: not whole
 
 
 def refuse_run(path: Path) -> None:
@@ -167,8 +167,9 @@ class RunWriter:
         """
         final = self.path / CHECKPOINTS / f"step_{step:06d}"
         fresh, stale = final.with_name(f"{final.name}.tmp"), final.with_name(f"{final.name}.old")
-        for folder in (fresh, stale):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        if final.exists():  # else a kill left the old one in its place
+            shutil.rmtree(stale, ignore_errors=True)
         # a copy, because safetensors refuses tied weights and strided views
         layout = torch.contiguous_format
         copies = {k: v.detach().cpu().clone(memory_format=layout) for k, v in tensors.items()}
@@ -296,16 +297,19 @@ class Run:
     @property
     def checkpoints(self) -> list[tuple[int, Path]]:
         """The whole checkpoints as (next batch, folder), in order; broken ones are skipped."""
-        found = []
+        places = {}
         for folder in (self.path / CHECKPOINTS).glob("step_*"):
             match = _STEP_FOLDER.fullmatch(folder.name)
-            if match is None or (match[2] and not _stands_in(folder)):
-                continue
-            if _is_whole(folder):
-                found.append((int(match[1]), folder))
-            else:
+            if match and match[2] in (None, ".old"):
+                places[int(match[1])] = folder.with_suffix("")
+        found = []
+        for step, folder in sorted(places.items()):
+            whole = _standing(folder)
+            if whole is not None:
+                found.append((step, whole))
+            elif folder.exists():  # else it was removed meanwhile
                 log.warning("skipping the half-written checkpoint %s", folder)
-        return sorted(found)
+        return found
 
     def resumes_at(self) -> int | None:
         """The batch at which the run goes on: its latest checkpoint up to which the log is whole.
@@ -415,19 +419,31 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _drop_checkpoints(folder: Path, step: int) -> None:
-    """Remove the checkpoints after `step`, the last one first, and what kills left of others."""
+    """Remove the checkpoints after `step`, the last one first, and what kills left of others.
+
+    Each is renamed before it is removed, so that an interrupt leaves no half of a checkpoint.
+    """
     found = [(_STEP_FOLDER.fullmatch(path.name), path) for path in folder.glob("step_*")]
     ours = [(int(match[1]), match[2], path) for match, path in found if match]
     for number, end, path in sorted(ours, key=lambda one: one[0], reverse=True):
-        if number <= step and _stands_in(path):
-            os.replace(path, path.with_suffix(""))
+        whole, gone = path.with_suffix(""), path.with_suffix(".gone")
+        if number <= step and end == ".old" and not whole.exists():
+            os.replace(path, whole)  # a kill kept the new one from its place
         elif number > step or end:
-            shutil.rmtree(path)
+            if path != gone:
+                shutil.rmtree(gone, ignore_errors=True)
+                os.replace(path, gone)
+            shutil.rmtree(gone)
 
 
-def _stands_in(folder: Path) -> bool:
-    """Whether it is the old form of a checkpoint whose new one a kill kept from its place."""
-    return folder.suffix == ".old" and not folder.with_suffix("").exists()
+def _standing(folder: Path) -> Path | None:
+    """Where the checkpoint lies whole: a writer that replaces it may do so at this moment."""
+    old = folder.with_suffix(".old")
+    if _is_whole(folder):
+        return folder
+    if not folder.exists() and _is_whole(old):
+        return old
+    return folder if _is_whole(folder) else None
 
 
 def _is_whole(folder: Path) -> bool:
