@@ -1,5 +1,6 @@
 """Files of every kind: JSON lines, others' text, writing whole or not at all, Markdown tables."""
 
+import errno
 import gzip
 import json
 import os
@@ -167,7 +168,7 @@ def refuse_foreign(folder: Path, command: str, *made: str) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path` to fill, which then takes its place; none stays after an error.
 
-    `path` must not exist by then, or be empty.
+    `path` must not exist by then, or be empty: FileExistsError where another came first.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,9 +177,18 @@ def new_folder(path: Path) -> Iterator[Path]:
         fresh.chmod(0o777 & ~_umask())
         yield fresh
         if fresh.exists():
-            os.replace(fresh, path)
+            _take_place(fresh, path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _take_place(fresh: Path, path: Path) -> None:
+    try:
+        os.replace(fresh, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise FileExistsError(f"{path} exists: another made it meanwhile, so use another") from None
 
 
 @contextmanager

@@ -256,6 +256,16 @@ def test_a_new_folder_is_whole_or_not_there(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.tmp"]
 
 
+def test_two_that_make_one_folder_leave_that_of_the_first(tmp_path):
+    with pytest.raises(FileExistsError) as error, new_folder(tmp_path / "run") as fresh:
+        (fresh / "x").write_text("second")
+        with new_folder(tmp_path / "run") as other:
+            (other / "x").write_text("first")
+    assert "another made it meanwhile" in str(error.value) and "\n" not in str(error.value)
+    assert (tmp_path / "run" / "x").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
 def test_a_folder_is_claimed_by_patterns(tmp_path):
     claim(tmp_path / "new" / "out", "demo", "*.png")
     (tmp_path / "new" / "out" / "a.png").write_text("")
