@@ -319,21 +319,10 @@ def check_falling(given: set[int] | None) -> Verdict:
     return check_answer(None if given is None else set(given), {1, 2, 3, 4, 5}, hint)
 
 
-arms = {
-    "hot": {"rate": 1e-3, "rewards": "true", "llds": 0},
-    "hot, LLDS": {"rate": 1e-3, "rewards": "true", "llds": 0.5},
-    "cooler": {"rate": 2e-4, "rewards": "true", "llds": 0},
-    "cooler, LLDS": {"rate": 2e-4, "rewards": "true", "llds": 0.5},
-    "hot, coin": {"rate": 1e-3, "rewards": "coin", "llds": 0},
-    "cooler, coin": {"rate": 2e-4, "rewards": "coin", "llds": 0},
-}
-check_controls = exercise(
-    "`function(treated, factor, arms)`: the arms that differ from `treated` in `factor` alone.",
-    Case(("hot, LLDS", "llds", arms), ["hot"], "The cooler arms differ in the rate as well."),
-    Case(("hot, coin", "rate", arms), ["cooler, coin"], "A coin's rewards must stay a coin's."),
-    Case(("cooler", "rewards", arms), ["cooler, coin"], "Only the rewards may differ."),
-    Case(("hot, LLDS", "rewards", arms), [], "No arm has LLDS and a coin: the control is missing."),
-)
+def check_standing(given: set[str] | None) -> Verdict:
+    """The conclusions that the measurements bear out."""
+    hint = "two of the four stand; in the others a control is missing, or two things differ."
+    return check_answer(None if given is None else set(given), {"b", "d"}, hint)
 
 
 def check_late(given: int | None) -> Verdict:

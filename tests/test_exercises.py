@@ -118,6 +118,7 @@ def test_balanced_accuracy_by_hand():
         ("check_falling", [5, 4, 3, 2, 1], {0, 1, 2, 3, 4, 5}, "gains only if"),
         ("check_late", 27, 20, "how many of the ten"),
         ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
+        ("check_standing", {"b", "d"}, {"b", "c"}, "two things differ"),
     ],
 )
 def test_a_single_answer_is_open_right_or_wrong(name, right, wrong, part):
@@ -138,8 +139,6 @@ def fell_by_a_mean_at_the_end_alone(rewards, window=5):
 @pytest.mark.parametrize(
     ("name", "attempt", "part"),
     [
-        ("check_controls", lambda treated, factor, arms: ["hot", "cooler"], "rate as well"),
-        ("check_controls", lambda treated, factor, arms: list(arms), "['hot'] is right"),
         ("check_fell", fell_by_single_batches, "take a mean there"),
         ("check_fell", fell_by_a_mean_at_the_end_alone, "the best must be a mean"),
         ("check_fell", lambda rewards: False, "a mean of 0.18"),
