@@ -87,6 +87,16 @@ def test_an_arm_has_its_own_colour_wherever_it_stands(tmp_path):
         spiral_page(runs[:1] * 8)
 
 
+@pytest.mark.parametrize("lost", ["seed", "lr"])
+def test_settings_without_a_seed_or_a_rate_make_a_page(tmp_path, lost):
+    run = made(tmp_path, "grpo")
+    settings = json.loads((run.path / "config.json").read_text())
+    del settings[lost]
+    (run.path / "config.json").write_text(json.dumps(settings))
+    [arm] = data(spiral_page([Run(run.path)]))["arms"]
+    assert arm["name"] == "GRPO"
+
+
 def test_the_first_question_is_one_where_the_arms_end_differently(tmp_path):
     right, late = made(tmp_path / "a"), made(tmp_path / "b", last={"who ?": "Eve"})
     both = made(tmp_path / "c", last={"where ?": "Oslo", "who ?": "Eve"})

@@ -72,7 +72,7 @@ def collapse_figure(arms: Arms) -> Figure:
     metric_panel(entropy, arms, "policy/entropy", "entropy\n(nats per token)", **bold)
     metric_panel(gradient, arms, "grad/norm", "gradient norm\nbefore clipping", **bold)
     gradient.set_xlabel(BATCH, fontsize=TEXT)
-    who = f"{next(iter(arms))}, seed {first.config['seed']}"
+    who = f"{next(iter(arms))}, seed {first.config.get('seed', '?')}"
     story = f"alarm and {told_text({who: phases})}: {who}"
     key = f"thin: one seed; bold: mean of the seeds, moving average of 5 batches; {story}"
     figure.supxlabel(key, fontsize=SMALL, color="0.35")

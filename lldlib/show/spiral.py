@@ -143,7 +143,8 @@ def _axis(key: str, values: Sequence[float]) -> dict[str, Any]:
 
 def _title(config: Mapping[str, Any]) -> str:
     """The name of an arm that every figure knows, or its method."""
-    if config["method"] == "grpo" and config["lr"] == _best_rate(config):
+    best = _best_rate(config)
+    if config["method"] == "grpo" and best is not None and config.get("lr") == best:
         return COOLER
     return TITLES.get(config["method"], config["method"])
 
@@ -159,7 +160,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     """A name for each run: equal ones are told apart by settings, by seed, by folder."""
     settings = [label.partition(" ")[2] for label in arm_labels(runs)]
     names = [_title(run.config) for run in runs]
-    seeds = [f"seed {run.config['seed']}" for run in runs]
+    seeds = [f"seed {run.config.get('seed', '?')}" for run in runs]
     for more in (settings, seeds, [str(run.path) for run in runs]):
         counts = Counter(names)
         names = [
