@@ -242,6 +242,22 @@ def test_an_interrupt_in_a_rewind_leaves_no_half_of_a_checkpoint(folder, monkeyp
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
 
 
+def test_what_interrupts_left_beside_a_checkpoint_goes_before_it(folder, monkeypatch):
+    writer, removed = write_run(folder, 5), []
+    for step in (2, 4):
+        writer.checkpoint(step, {"w": torch.ones(1)}, {})
+    writer.close()
+    for end in (".gone", ".old", ".tmp"):
+        shutil.copytree(
+            folder / "checkpoints" / "step_000004", folder / "checkpoints" / f"step_000004{end}"
+        )
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (removed.append(Path(a).name), real(a, b)))
+    RunWriter.resume(folder, 2).close()
+    assert removed[:3] == ["step_000004.tmp", "step_000004.old", "step_000004"]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000002"]
+
+
 @pytest.mark.parametrize("moment", ["aside", "back"])
 def test_a_reader_sees_a_whole_checkpoint_while_it_is_replaced(folder, monkeypatch, caplog, moment):
     writer, seen = write_run(folder, 3), []

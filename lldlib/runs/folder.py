@@ -419,21 +419,25 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _drop_checkpoints(folder: Path, step: int) -> None:
-    """Remove the checkpoints after `step`, the last one first, and what kills left of others.
-
-    Each is renamed before it is removed, so that an interrupt leaves no half of a checkpoint.
-    """
+    """Remove the checkpoints after `step`, the last one first, and what kills left of others."""
     found = [(_STEP_FOLDER.fullmatch(path.name), path) for path in folder.glob("step_*")]
-    ours = [(int(match[1]), match[2], path) for match, path in found if match]
-    for number, end, path in sorted(ours, key=lambda one: one[0], reverse=True):
-        whole, gone = path.with_suffix(""), path.with_suffix(".gone")
+    ours = [(int(match[1]), match[2] or "", path) for match, path in found if match]
+    # what was left goes before the checkpoint itself, so that it never stands in for that
+    for number, end, path in sorted(ours, reverse=True):
+        whole = path.with_suffix("")
         if number <= step and end == ".old" and not whole.exists():
             os.replace(path, whole)  # a kill kept the new one from its place
         elif number > step or end:
-            if path != gone:
-                shutil.rmtree(gone, ignore_errors=True)
-                os.replace(path, gone)
-            shutil.rmtree(gone)
+            remove_checkpoint(path)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove it; it is renamed first, so that an interrupt leaves no half of a checkpoint."""
+    gone = folder.with_suffix(".gone")
+    if folder != gone:
+        shutil.rmtree(gone, ignore_errors=True)
+        os.replace(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _standing(folder: Path) -> Path | None:

@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import types
 import typing
@@ -31,7 +30,7 @@ from lldlib.files import write_json, writing
 from lldlib.losses.objective import REGULARIZERS
 from lldlib.policy.load import check_name
 from lldlib.recipes import METHODS, built_in, method, train_config
-from lldlib.runs.folder import CONFIG, Held, Run
+from lldlib.runs.folder import CONFIG, Held, Run, remove_checkpoint
 from lldlib.runs.summary import flat, summarise
 from lldlib.train.run import TrainingRun, status
 
@@ -213,7 +212,7 @@ def _prune(path: Path, keep: int) -> None:
     """Delete all but the last `keep` checkpoints."""
     checkpoints = Run(path).checkpoints
     for _, folder in checkpoints[: len(checkpoints) - keep]:
-        shutil.rmtree(folder)
+        remove_checkpoint(folder)
 
 
 @contextmanager
