@@ -153,6 +153,7 @@ def _best_rate(config: Mapping[str, Any]) -> float | None:
     """The best learning rate of GRPO that is known for a run's world; None: none is."""
     policy, data = config.get("policy"), config.get("data")
     world = data.get("world") if isinstance(data, dict) else None
+    world = world if isinstance(world, str) else None
     return built_in(policy, world).best_rate if isinstance(policy, str) else None
 
 
