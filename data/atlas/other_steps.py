@@ -23,21 +23,17 @@ script prints the table of controls.md where no FOLDER is given.
 import dataclasses
 import math
 import sys
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from collect import gathered
-from smaller_step import BATCHES, LIKELIER, SEEDS, Watched, config_of
+from smaller_step import BATCHES, SEEDS, Watched, config_of, print_tables
 from torch import Tensor
 
 from lldlib.config import TrainConfig
-from lldlib.files import markdown_table
 from lldlib.losses import LossInputs, compute_loss
 from lldlib.losses.llds import llds_parts
 from lldlib.policy.optimizer import adjust
-from lldlib.runs.phases import find_collapse
 from lldlib.train.run import TrainingRun
 
 DONE = "done"
@@ -196,37 +192,11 @@ def train(folder: Path, arm: str, seed: int) -> None:
     (out / DONE).write_text("")
 
 
-def tables() -> None:
-    """Each run's reward and end, how far its updates moved, and the mean end of each arm."""
-    rows, ends = [], defaultdict(list)
-    for given, metrics in gathered("other_steps.jsonl.gz"):
-        reward = [row["reward/mean"] for row in metrics]
-        held = [row["eval/heldout_em"] for row in metrics if "eval/heldout_em" in row]
-        ends[given["arm"]].append(fmean(held[-2:]))
-        collapse = find_collapse(reward).known
-        likelier = [row[LIKELIER] for row in metrics[:10] if LIKELIER in row]
-        rows.append(
-            [
-                *(given["arm"], given["seed"]),
-                " ".join(f"{fmean(reward[i : i + 8]):.2f}" for i in range(0, BATCHES, 8)),
-                f"{ends[given['arm']][-1]:.2f}",
-                "-" if collapse is None else str(collapse),
-                f"{fmean(row['control/move'] for row in metrics[:10]):.4f}",
-                f"{fmean(likelier):+.3f}",
-                f"{metrics[-1]['policy/entropy']:.2f}",
-            ]
-        )
-    heads = ["arm", "seed", "reward, means of eight batches", "end", "collapse"]
-    heads += ["move of an update", "correct rows, nats per token", "entropy at the end"]
-    print(markdown_table(heads, rows))
-    for arm, values in ends.items():
-        print(f"{arm}: {fmean(values):.2f} ({' '.join(f'{v:.2f}' for v in values)})")
-
-
 def main() -> None:
     """Train, or print the tables."""
     if len(sys.argv) == 1:
-        tables()
+        last = "entropy at the end"
+        print_tables("other_steps.jsonl.gz", last, lambda rows: f"{rows[-1]['policy/entropy']:.2f}")
         return
     torch.set_num_threads(1)
     for seed in map(int, sys.argv[2:] or SEEDS):

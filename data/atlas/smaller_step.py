@@ -17,6 +17,7 @@ script prints the table of controls.md where no FOLDER is given.
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -175,43 +176,45 @@ def train(folder: Path, arm: str, seed: int) -> None:
     (out / MOVES).write_text(json.dumps(trainer.moves))
 
 
-def tables() -> None:
-    """Each run's reward and end, how far its updates moved, and the mean of each arm."""
+HEADS = ["arm", "seed", "reward, means of eight batches", "end", "collapse"]
+HEADS += ["move of an update", "correct rows, nats per token"]
+
+
+def print_tables(
+    name: str, last: str, value: Callable[[Sequence[Mapping[str, float]]], str]
+) -> None:
+    """Each gathered run's reward and end, how far its updates moved, and `last`; the mean ends."""
     rows, ends = [], defaultdict(list)
-    for given, metrics in gathered("smaller_step.jsonl.gz"):
-        arm, seed = given["arm"], given["seed"]
+    for given, metrics in gathered(name):
         reward = [row["reward/mean"] for row in metrics]
         held = [row["eval/heldout_em"] for row in metrics if "eval/heldout_em" in row]
-        ends[arm].append(fmean(held[-2:]))
+        ends[given["arm"]].append(fmean(held[-2:]))
         collapse = find_collapse(reward).known
         rows.append(
             [
-                *(arm, seed),
+                *(given["arm"], given["seed"]),
                 " ".join(f"{fmean(reward[i : i + 8]):.2f}" for i in range(0, BATCHES, 8)),
-                f"{ends[arm][-1]:.2f}",
+                f"{ends[given['arm']][-1]:.2f}",
                 "-" if collapse is None else str(collapse),
                 f"{fmean(row['control/move'] for row in metrics[:10]):.4f}",
                 f"{fmean(row[LIKELIER] for row in metrics[:10] if LIKELIER in row):+.3f}",
-                f"{fmean(row['control/share'] for row in metrics[:10]):.2f}",
+                value(metrics),
             ]
         )
-    heads = [
-        "arm",
-        "seed",
-        "reward, means of eight batches",
-        "end",
-        "collapse",
-        "move of an update",
-    ]
-    print(markdown_table([*heads, "correct rows, nats per token", "share of a step kept"], rows))
+    print(markdown_table([*HEADS, last], rows))
     for arm, values in ends.items():
         print(f"{arm}: {fmean(values):.2f}")
+
+
+def kept_share(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Of the steps of the first ten batches, what was kept."""
+    return f"{fmean(row['control/share'] for row in metrics[:10]):.2f}"
 
 
 def main() -> None:
     """Train, or print the tables."""
     if len(sys.argv) == 1:
-        tables()
+        print_tables("smaller_step.jsonl.gz", "share of a step kept", kept_share)
         return
     torch.set_num_threads(1)
     for seed in map(int, sys.argv[2:] or SEEDS):
