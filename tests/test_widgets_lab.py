@@ -415,6 +415,19 @@ def test_interrupt_ends_a_step_in_a_cell_but_not_its_batch(lab, monkeypatch):
     assert batches(lab) == {"A": 1}
 
 
+def test_an_interrupt_cannot_start_a_second_worker(lab, monkeypatch):
+    """An executor that is interrupted while it starts its thread forgets it and starts another."""
+    real = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        real(thread)
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    lab.step(2)
+    assert len(set(lab.runs["A"].threads)) == 1
+
+
 def test_a_preset_sets_the_other_knobs(lab):
     asked = []
     knobs = lab.knobs

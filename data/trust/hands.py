@@ -584,7 +584,8 @@ def shown(lab: LiveLab) -> list[str]:
             holder = run.config if hasattr(run.config, field) else run.config.loss
             if part.value != getattr(holder, field):
                 wrong.append(f"{field} of {name} is shown as {part.value}")
-        if f"{name}: {run.next_batch} of {run.config.steps}" not in html.unescape(lab.status.value):
+        told, where = html.unescape(lab.status.value), f"{run.next_batch} of {run.config.steps}"
+        if lab._state in told and f"{name}: {where}" not in told:  # else it tells of a problem
             wrong.append(f"{name} has {run.next_batch} batches, and shown is {lab.status.value}")
     points = [value for _, value in lab.checkpoints.options if value != NOW]
     if sorted(points) != lab.runs[lab.chosen.value].points:

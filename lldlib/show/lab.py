@@ -63,8 +63,8 @@ class LiveLab(ipywidgets.VBox):
         self._doing = ""  # what a control asked for and is not done
         self._rescuing = self._stopped = False
         self._heard, self._unheard, self._pinged = False, 0, 0.0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="live-lab")
-        self._drawer = ThreadPoolExecutor(1, thread_name_prefix="live-lab-picture")
+        self._worker = _one_thread("live-lab")
+        self._drawer = _one_thread("live-lab-picture")
         self._task: asyncio.Task | None = None  # of the play
         self._beside: set[asyncio.Task] = set()
         self._build(list(named))
@@ -380,6 +380,17 @@ class LiveLab(ipywidgets.VBox):
 
     def _set_status(self, text: str) -> None:
         self.status.value = f'<span class="lab-status" role="status">{text}</span>'
+
+
+def _one_thread(name: str) -> ThreadPoolExecutor:
+    """One worker thread, started at once.
+
+    An interrupt while the executor starts its thread would make it forget that thread and start a
+    second one, and two acts on one run would meet.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+    pool.submit(int).result()
+    return pool
 
 
 def _pause_all(*_: Any) -> None:
