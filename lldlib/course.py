@@ -5,6 +5,7 @@ What only some notebooks need is imported inside, so that the first picture come
 """
 
 import importlib.util
+import inspect
 import io
 import math
 import os
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 from IPython.display import Markdown, display
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -34,17 +36,20 @@ from lldlib.show.predict import DrawPrediction, Predict
 from lldlib.show.says import outcome
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, label_ends, style
 from lldlib.show.tokens import LOGP, record_tokens, token_panel
-from lldlib.types import Episode, TokenInfo
+from lldlib.types import Batch, Episode, TokenInfo
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from lldlib.policy.load import Policy
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
-    "DrawPrediction", "Figure", "Path", "Predict", "Run", "checks", "data_dir", "demo", "display",
-    "fmean", "label_ends", "load_policy", "losses", "math", "median", "pd", "random", "recorded",
-    "replay", "roll_out", "show", "stdev", "style", "table", "tempfile", "torch",
-    "train_with", "transcript_figure",
+    "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "by_setting", "charges",
+    "checks", "data_dir", "demo", "display", "early_rewards", "fmean", "label_ends", "ladder",
+    "limited_runs", "load_policy", "losses", "math", "median", "pd", "push_effects", "random",
+    "recorded", "replay", "roll_out", "seed_dots", "show", "smollm_runs", "stdev", "style",
+    "table", "tempfile", "torch", "train_at", "train_masked", "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -52,6 +57,8 @@ FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and
 GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
+SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, A ≥ 0": LLDS_COLOUR}
+SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0": LLDS_COLOUR, "GRPO, 3e-4": COOLER_COLOUR}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
 KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends
@@ -111,10 +118,60 @@ def transcript_figure(records: Mapping[str, Mapping[str, Any]], longest: int = 8
     return figure
 
 
+def smollm_runs() -> dict[str, list[Run]]:
+    """The recorded runs of SmolLM2, as many as there are, by the name of their settings."""
+    arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
+    for path in sorted((data_dir() / "atlas/smollm2").iterdir()):
+        run = Run(path)
+        if run.config["method"] == "llds":
+            positive = run.config["loss"]["llds_preserve"] == "positive"
+            arms[f"GRPO + LLDS, A {'>' if positive else '≥'} 0"].append(run)
+        else:
+            arms["GRPO, hot" if run.config["lr"] == 1e-3 else "GRPO, 3e-4"].append(run)
+    return {name: runs for name, runs in arms.items() if runs}
+
+
+def arm_panels(
+    arms: Mapping[str, Sequence[Run]], measures: Mapping[str, Callable[[Run], tuple]], height: float
+) -> Figure:
+    """A row of panels per measure, a column per arm of `SMOLLM_COLOUR`, a line per run."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    grid = figure.subplots(len(measures), len(arms), sharex=True, sharey="row", squeeze=False)
+    for row, (label, curve) in zip(grid, measures.items(), strict=True):
+        for ax, (name, runs) in zip(row, arms.items(), strict=True):
+            for run in runs:
+                ax.plot(*curve(run), ".-", color=SMOLLM_COLOUR[name], alpha=0.8)
+            style(ax, "", "").set_xticks(range(0, 21, 5))
+        row[0].set_ylabel(label)
+    for top, bottom, (name, runs) in zip(grid[0], grid[-1], arms.items(), strict=True):
+        top.set_title(f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})", fontsize=SMALL)
+        bottom.set_xlabel(BATCH)
+    return figure
+
+
 def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
     """Display a Markdown table."""
     cells = [[str(value) for value in row] for row in rows]
     display(Markdown(markdown_table(tuple(map(str, heads)), cells)))
+
+
+def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str) -> Axes:
+    """A row of dots an arm, one a seed, the best arm on top; how many have `won` on the right.
+
+    `frame` has a row a seed, with the columns `arm`, `key` and `won`; dots of an arm lie a little
+    apart, so that equal ones can be counted.
+    """
+    arms = frame.groupby("arm")[key].mean().sort_values().index
+    for place, arm in enumerate(arms):
+        part = frame[frame.arm == arm]
+        kinds = {"GRPO": COLOURS[0], "LLDS": COLOURS[1], "Lp-Reg": COLOURS[3]}
+        colour = next((ink for kind, ink in kinds.items() if kind in arm), "0.4")
+        shift = [0.11 * (n - (len(part) - 1) / 2) for n in range(len(part))]
+        ax.plot(part[key], [place + s for s in shift], "o", color=colour, ms=4)
+        beside = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": SMALL}
+        ax.text(1.02, place, f"{int(part[won].sum())} of {len(part)}", **beside)
+    ax.set_yticks(range(len(arms)), arms)
+    return ax
 
 
 def replay(arm: str) -> LiveLab:
@@ -149,19 +206,57 @@ def roll_out(
     return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
 
 
-def train_with(term: Callable[..., torch.Tensor], batches: int, problems: int = 64) -> list[float]:
-    """The reward of each batch of a hot GRPO run whose loss has 0.5 `term` added.
+def charges(
+    terms: Mapping[str, Callable[..., torch.Tensor]], batches: int = 3, updates: int = 6
+) -> dict[str, list[float]]:
+    """What each term would charge before every update of one hot GRPO run, which has none of them.
+
+    A term is called as in `train_with`; one that has `ref_logp` is given those of the start too.
+    """
+    from lldlib.policy.score import score
+    from lldlib.rollout.batch import collate
+
+    policy, start = load_policy("half_taught"), load_policy("half_taught")
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-3, weight_decay=0.0)
+    told: dict[str, list[float]] = {name: [] for name in terms}
+    for number in range(batches):
+        batch = collate(roll_out(policy, planet=number, problems=24, seed=number))
+        A = losses.group_advantages(batch.rewards, batch.group, scale=True)
+        with torch.no_grad():
+            old, ref = (score(one.model, batch, 1.0).logp for one in (policy, start))
+        for _ in range(updates):
+            logp = score(policy.model, batch, 1.0).logp
+            for name, term in terms.items():
+                more = [ref] if "ref_logp" in inspect.signature(term).parameters else []
+                told[name].append(float(term(logp.detach(), old, A, batch.action_mask, *more)))
+            gain = losses.policy_gradient(logp, old, A, batch.action_mask)
+            optimizer.zero_grad()
+            losses.aggregate(gain, batch.action_mask, "token-mean").backward()
+            optimizer.step()
+    return told
+
+
+def train_with(
+    term: Callable[..., torch.Tensor],
+    batches: int,
+    problems: int = 64,
+    seed: int = 0,
+    rate: float = 1e-3,
+) -> list[float]:
+    """The reward of each batch of a GRPO run, hot unless told otherwise, with 0.5 `term` added.
 
     `term(logp, old_logp, advantages, action_mask)` is a scalar, such as an LLDS of your own. The
     loop is that of notebook 3: 16 updates per batch of `problems` questions with 5 answers each.
+    Each `seed` has its own planets and draws.
     """
     from lldlib.policy.score import score
     from lldlib.rollout.batch import collate
 
     policy, rewards = load_policy("half_taught"), []
     optimizer = torch.optim.AdamW(policy.model.parameters(), weight_decay=0.0)
-    for number in range(batches):
-        optimizer.param_groups[0]["lr"] = 1e-3 * min(1, (number + 1) / 5)
+    for step in range(batches):
+        optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / 5)
+        number = step + 1000 * seed
         batch = collate(roll_out(policy, planet=number, problems=problems, seed=number))
         with torch.no_grad():
             old = score(policy.model, batch, 1.0).logp
@@ -179,6 +274,141 @@ def train_with(term: Callable[..., torch.Tensor], batches: int, problems: int = 
             optimizer.step()
         rewards.append(batch.rewards.mean().item())
     return rewards
+
+
+def train_at(rate: float, *, llds: bool = False, batches: int = 8) -> list[float]:
+    """The reward of each batch of GRPO, or of GRPO + LLDS, trained here and now at a rate."""
+
+    def term(*given: torch.Tensor) -> torch.Tensor:
+        if not llds:
+            return 0 * given[0].sum()
+        kept = losses.preserved_mask(*given[2:], "positive")
+        return losses.aggregate(
+            losses.llds_penalty(*given, preserve="positive"), kept, "token-mean"
+        )
+
+    return train_with(term, batches, rate=rate)
+
+
+def early_rewards(batches: int) -> pd.DataFrame:
+    """Of the recorded ladder of rates: the reward after so many batches, mean of the last two.
+
+    A line a rate, a column an arm of `ARMS`; means of seeds 0 to 2.
+    """
+    names = [data_dir() / f"atlas/{name}.jsonl.gz" for name in ("search", "later")]
+    rows = pd.concat([pd.read_json(name, lines=True) for name in names])
+    plain = r"(?:checkpoint_every=\d+,)?eval_every=5,(?:llds_coef=0\.5,)?lr=([\d.]+)"
+    plain += r",policy=half_taught,(?:probe_every=\d+,)?steps=40,seed=[012]"
+    found = rows.run.str.extract(f"^method=(grpo|llds),{plain}$")
+    rows = rows.assign(arm=found[0], rate=found[1].astype(float)).dropna(subset="rate")
+    rows = rows[rows.step.isin((batches - 2, batches - 1))].drop_duplicates(["run", "step"])
+    return rows.groupby(["rate", "arm"])["reward/mean"].mean().unstack()
+
+
+def ladder(runs: pd.DataFrame, *, seeds: bool = True) -> "Axes":
+    """The ends of GRPO and of GRPO + LLDS by rate: lines of means over three `seeds`, and dots.
+
+    `runs` are lines of `data/atlas/map.csv` that differ in rate, lambda and seed alone.
+    """
+    ax = Figure(figsize=(8.5, 3.8), layout="constrained").subplots()
+    style(ax, "rate, in units of 1e-4", "right at the end")
+    for weight, arm in ((0, "grpo"), (0.5, "llds")):
+        own = runs[(runs["lambda"] == weight) & (runs.seed < 3)]
+        if seeds:
+            ax.plot(own.rate, own.end, "o", color=COLOUR[arm], alpha=0.5)
+        ink = {"color": COLOUR[arm], "alpha": 1 if seeds else 0.4}
+        ax.plot(own.groupby("rate").end.mean(), linewidth=2, label=f"{ARMS[arm]}, end", **ink)
+    ax.axhline(own.start.max(), color="grey", linestyle=":", label="the start")
+    ax.set(xscale="log", ylim=(-0.03, 1.1), xlim=(0.9e-4, 3.4e-3), yticks=(0, 0.25, 0.5, 0.75, 1))
+    ax.set_xticks(rates := sorted(own.rate.unique()), [f"{1e4 * rate:g}" for rate in rates])
+    ax.minorticks_off()
+    return ax
+
+
+def by_setting(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs of 40 batches of the map, seeds 0 to 2, with the name of their setting and its `place`.
+
+    First those at the hot rate, then those at the best rate of their arm in their setting, which
+    is the best of the rates that were run on all three seeds.
+    """
+    few = runs.query("batches == 40 and seed < 3 and rate < 0.0015 and `lambda` in (0, 0.5)")
+    names = few.updates.astype(str) + " x " + few.rows.astype(int).astype(str)
+    names += few.misses.map(lambda share: f", {share:.0%} misses" if share else "")
+    few = few.assign(setting=names).sort_values(
+        ["misses", "updates", "rows"], ascending=[True, True, False]
+    )
+    few["place"] = -few.setting.factorize()[0]
+    ends = few.groupby(["setting", "lambda", "rate"]).end.agg(["mean", "count"])
+    chosen = ends.query("count == 3")["mean"].groupby(level=[0, 1]).idxmax()
+    keys = pd.MultiIndex.from_frame(few[["setting", "lambda", "rate"]])
+    return few[few.rate == 1e-3], few[keys.isin(list(chosen))]
+
+
+def limited_runs() -> pd.DataFrame:
+    """Batches of the runs at the hot rate whose updates are limited, and of those beside them.
+
+    `arm` is "grpo" or "llds", which are not limited, "matched", "capped" or "brake"; `seed` is 0,
+    1 or 2. The metrics have a column each.
+    """
+    rows = pd.read_json(data_dir() / "atlas/smaller_step.jsonl.gz", lines=True)
+    named = rows.run.str.extract(r"arm=(?P<arm>\w+),seed=(?P<seed>\d)")
+    runs = [(seed, run.frame.reset_index()) for seed, run in enumerate(recorded("grpo")[:3])]
+    plain = [frame.assign(arm="grpo", seed=seed) for seed, frame in runs]
+    return pd.concat([rows.assign(arm=named.arm, seed=named.seed.astype(int)), *plain])
+
+
+def push_effects(seed: int, eta: float = 0.02) -> tuple[torch.Tensor, torch.Tensor]:
+    """How one small step moves each right answer (A > 0) of the half-taught agent's first batch.
+
+    First by the part of the gradient with A > 0, then, from the same weights, by the part with
+    A < 0; plain steps of size `eta`, no Adam. In nats per token, divided by `eta`. The batch has
+    32 questions with five answers each.
+    """
+    import copy
+
+    from lldlib.policy.score import score
+    from lldlib.recipes import train_config
+    from lldlib.train.trainer import Trainer
+    from lldlib.world.registry import open_environment
+
+    start, config = (
+        load_policy("half_taught"),
+        train_config("grpo", seed, "half_taught", problems=32),
+    )
+    batch = Trainer(config, start, open_environment(config)).collect()[1]
+    A, mask = losses.group_advantages(batch.rewards, batch.group, scale=True), batch.action_mask
+    logp, weights = score(start.model, batch, 1.0).logp, list(start.model.parameters())
+    term, changes = losses.policy_gradient(logp, logp.detach(), A, mask) / mask.sum(), []
+    for rows in (A > 0, A < 0):
+        gradient = torch.autograd.grad(term[rows].sum(), weights, retain_graph=True)
+        stepped = copy.deepcopy(start.model)
+        for weight, g in zip(stepped.parameters(), gradient, strict=True):
+            weight.data -= eta * g
+        new = score(stepped, batch, 1.0).logp.detach()
+        changes.append(((new - logp.detach()).sum(1) / mask.sum(1) / eta)[A > 0])
+    return changes[0], changes[1]
+
+
+def train_masked(mask_of: Callable[[Batch], torch.Tensor], batches: int) -> list[float]:
+    """The reward of each batch of a cooler GRPO run of seed 0 that takes `mask_of(batch)` for its
+    action mask: 16 questions with 5 answers each in 4 updates, as in atlas/unmasked.csv.
+    """
+    from dataclasses import replace
+
+    from lldlib.recipes import train_config
+    from lldlib.train.trainer import Trainer
+    from lldlib.world.registry import open_environment
+
+    class Masked(Trainer):
+        def collect(self) -> tuple[list[Episode], Batch]:
+            episodes, batch = super().collect()
+            return episodes, replace(batch, action_mask=mask_of(batch))
+
+    small = {"problems": 16, "updates_per_batch": 4, "lr": 2e-4, "warmup_batches": 0}
+    small |= {"kl_coef": 0.0, "eval_every": 0, "probe_every": 0}
+    config = train_config("grpo", 0, "half_taught", **small)
+    trainer = Masked(config, load_policy(config.policy), open_environment(config))
+    return [trainer.step()[0]["reward/mean"] for _ in range(batches)]
 
 
 def __getattr__(name: str) -> ModuleType:

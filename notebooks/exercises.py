@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -84,18 +83,18 @@ def brief(value: object) -> object:
 OPEN = Verdict("open", "Not filled in yet: put your answer in place of None, then run this again.")
 
 
-def check_dead(function: Function) -> Verdict:
-    """`function(rewards)`: whether a run is dead by the rule that notebook 1 states."""
-    rise, fall = [0.3, 0.4, 0.5, 0.5], [0.1, 0.0, 0.0, 0.1]
-    return grade(
-        function,
-        [
-            Case((rise + fall,), True, "It came down from .5 to nearly nothing."),
-            Case(([0.3, 0.0, 0.4, 0.5],), False, "A single bad batch is bad luck, not death."),
-            Case(([*rise, 0.0, 0.0, 0.0, 0.0, 0.4, 0.5, 0.5, 0.4],), False, "It came back."),
-            Case(([0.02, 0.01, 0.02, 0.01, 0.02],), False, "It never rose, so it never fell."),
-        ],
-    )
+def check_fooled(rewards: Sequence[float] | None) -> Verdict:
+    """Rewards of a run of which notebook 1's rule and its short cut think differently."""
+    if rewards is None:
+        return OPEN
+    if len(rewards) < 5 or not all(0 <= reward <= 1 for reward in rewards):
+        return Verdict("wrong", "Not yet: give at least five numbers from 0 to 1.")
+    means = [fmean(rewards[t : t + 4]) for t in range(len(rewards) - 3)]
+    dead, short = means[-1] < 0.3 * max(means[:-1]), rewards[-1] == 0
+    if dead == short:
+        told = "dead" if dead else "alive"
+        return Verdict("wrong", f"Not yet: both call this run {told}.")
+    return Verdict("right", f"Right: the rule calls it {'dead' if dead else 'alive'} alone.")
 
 
 FIELDS = ("method", "rate", "start", "seed")
@@ -144,19 +143,30 @@ def check_least_advantage(rewards: Sequence[float] | None) -> Verdict:
     return Verdict("right", f"Right: a right answer has {best:.2f}, the wrong one {-4 * best:.2f}.")
 
 
-check_token_loss = exercise(
-    "`function(new, old, A)`: GRPO's loss of one token, from two log-probs and its advantage.",
-    Case((0.0, 0.0, 1.0), -1.0, "Nothing has moved: the ratio is 1."),
-    Case((log(1.5), 0.0, 1.0), -1.2, "A good token past 1.2 earns no more: take the smaller gain."),
-    Case((log(0.5), 0.0, 1.0), -0.5, "A good token that fell is pulled back without a limit."),
-    Case((log(0.5), 0.0, -1.0), 0.8, "A bad token under 0.8 earns no more."),
-    Case((log(1.5), 0.0, -1.0), 1.5, "A bad token that rose is charged in full."),
-    digits=6,
-)
+def check_grpo(loss: Function) -> Verdict:
+    """`loss(new, old, A, mask)`: GRPO's clipped loss, a mean over the action tokens of all rows."""
+    import torch
+
+    def found(ratios: Sequence[Sequence[float]], A: Sequence[float], mask: object) -> float | None:
+        old = torch.full((len(ratios), len(ratios[0])), -1.0)
+        value = loss(torch.tensor(ratios).log() + old, old, torch.tensor(A), torch.tensor(mask))
+        return None if value is None else float(value)
+
+    both = [[True, True], [True, False]]
+    cases = [
+        (([[1.0, 1.0], [1.0, 1.0]], [1.0, -0.5], both), -0.5, "Nothing has moved."),
+        (([[1.0, 1.0], [1.0, 9.0]], [1.0, -0.5], both), -0.5, "What stands behind the mask moved."),
+        (([[1.5, 1.0]], [1.0], [[True, True]]), -1.1, "A good token rose by half."),
+        (([[0.5, 1.0]], [1.0], [[True, True]]), -0.75, "A good token fell by half."),
+        (([[0.5, 1.0]], [-1.0], [[True, True]]), 0.9, "A bad token fell by half."),
+        (([[1.5, 1.0]], [-1.0], [[True, True]]), 1.25, "A bad token rose by half."),
+    ]
+    return grade(found, [Case(*case) for case in cases], digits=4)
+
 
 check_paid = exercise(
     "`function(logps)`: what LLDS charges one good token before each update.",
-    Case(([-1.0, -1.5, -1.25],), [0.0, 0.5, 0.25], "Compare with the log-prob when written."),
+    Case(([-1.0, -1.5, -1.25],), [0.0, 0.5, 0.25], "Work the second number by hand."),
     Case(([-2.0, -1.0, -1.5],), [0.0, 0.0, 0.0], "It is still likelier than when it was written."),
     Case(([-1.0],), [0.0], "At the first update nothing has moved."),
 )
@@ -178,31 +188,43 @@ def check_spared_token(changes: Sequence[float] | None) -> Verdict:
     return Verdict("right", f"Right: the response gate charges {-sum(spared):g} more.")
 
 
-check_pays = exercise(
-    "`function(old, new)`: what each token of one action of a good answer pays by the action gate.",
-    Case(([-1.0, -1.0], [-1.5, -0.75]), [0.5, 0.0], "It lost in total: its falling token pays."),
-    Case(([-1.0, -1.0], [-1.5, -0.25]), [0.0, 0.0], "It gained in total: the gate is shut."),
-    Case(([-1.0], [-1.0]), [0.0], "Nothing moved."),
-)
-
-
-def check_control_pair(pair: Sequence[int] | None) -> Verdict:
-    """The two runs of notebook 5 that differ in LLDS and move equally far."""
-    if pair is None:
+def check_payers(payers: str | None) -> Verdict:
+    """The letters of the tokens that pay in notebook 4's table."""
+    if payers is None:
         return OPEN
-    why = {
-        frozenset({1, 3}): "they differ in LLDS, and also in how far they move: which one counts?",
-        frozenset({2, 3}): "they differ in LLDS and in the rate, and need not move equally far.",
-        frozenset({3, 5}): "this asks whether rewards matter, not whether the size of steps does.",
-        frozenset({1, 2}): "neither has LLDS.",
-    }
-    if set(pair) == {3, 4}:
-        return Verdict("right", "Right: they move equally far, and differ in how they are held.")
-    told = why.get(frozenset(pair), "which run moves as far as run 3, but without LLDS?")
-    return Verdict("wrong", f"Not yet: {told}")
+    found = set(payers) & set("abcdefg")
+    if found == set("ag"):
+        return Verdict("right", "Right: these two, and both are pulled back equally hard.")
+    wrong = [
+        ("bd", "a token that rose pays."),
+        ("ef", "a token pays whose answer is not kept."),
+        ("c", "a token pays whose action gained in total."),
+    ]
+    for letters, told in wrong:
+        if found & set(letters):
+            return Verdict("wrong", f"Not yet: in your list {told}")
+    return Verdict("wrong", "Not yet: somebody is missing. Go through the three questions again.")
 
 
-hint = "Compare the mean difference with 4.30 standard errors, stdev(gaps) / sqrt(3)."
+PAIRS = {"a": {1, 4}, "b": {3, 4}, "c": {3, 5}}
+
+
+def check_control_pairs(pairs: Mapping[str, Sequence[int]] | None) -> Verdict:
+    """For each claim of notebook 5 the two runs that differ in what it speaks of alone."""
+    if pairs is None:
+        return OPEN
+    if missing := [claim for claim in PAIRS if claim not in pairs]:
+        return Verdict("wrong", f"Not yet: say a pair for {', '.join(missing)} as well.")
+    wrong = [claim for claim, pair in PAIRS.items() if set(pairs[claim]) != pair]
+    if not wrong:
+        return Verdict(
+            "right", "Right: each pair differs in what its claim speaks of, and no more."
+        )
+    told = "in what do the two runs differ, and is it what the claim speaks of, and nothing else?"
+    return Verdict("wrong", f"Not yet, for {' and '.join(wrong)}: {told}")
+
+
+hint = "Look at the gaps one by one: how many seeds make the mean?"
 check_verdict = exercise(
     '`function(grpo, llds)` of ends by seed: "ahead" or "not told apart".',
     Case(([0.78, 0.89, 0.93], [0.93, 0.92, 0.92]), "not told apart", hint),
@@ -265,43 +287,47 @@ def balanced_accuracy(guesses: Sequence[object], labels: Sequence[object]) -> fl
     return fmean(shares)
 
 
-hint = "Lower case, no punctuation, no articles, single spaces; then compare the whole text."
-check_exact_match = exercise(
-    "`function(prediction, answers)`: 1.0 if one of the answers is meant, else 0.0.",
-    Case(("the Nile.", ["Nile", "River Nile"]), 1.0, hint),
-    Case(("River  nile", ["Nile", "River Nile"]), 1.0, "Any accepted answer counts."),
-    Case(("the Nile in Egypt", ["Nile"]), 0.0, "A part of the text is no match."),
-    Case(("theatre", ["atre"]), 0.0, "An article is a whole word."),
+check_adds = exercise(
+    "`function(search, at_once, drawn)`: the mean gain of search over the drawn questions.",
+    Case(([1, 1, 0, 0], [0, 1, 0, 0], [0, 1, 2, 3]), 0.25, "Work out this case by hand."),
+    Case(([1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 2]), 0.75, "A question drawn twice counts twice."),
+    Case(([0, 0], [0, 1], [0, 1]), -0.5, "Search may do harm."),
+    Case(([0, 0], [0, 0], [1, 1]), 0.0, "Where nobody is right, search adds nothing."),
 )
 
-check_holds = exercise(
-    "`function(p, top, delta, kappa, kept, beta, advantage)`: whether Lp-Reg holds a losing token: "
-    "rare, over the filter, and pushed up at least as hard as down.",
-    Case((0.02, 0.93, 0.0285, 0.02, 0.96, 25, -0.8), True, "Rare, kept, and 25 (1 / Z - 1) > 0.8."),
-    Case((0.02, 0.93, 0.0285, 0.02, 0.96, 1, -0.8), False, "The push up is beta (1 / Z - 1)."),
-    Case((0.03, 0.93, 0.0105, 0.02, 0.96, 25, -0.8), False, "At p >= delta it is not rare."),
-    Case((0.015, 0.93, 0.0285, 0.02, 0.96, 100, -0.8), False, "Under kappa * top it is dropped."),
-    Case((0.02, 0.93, 0.0285, 0.0, 1.0, 100, -0.8), False, "With Z = 1 there is no push up."),
+
+def check_works(given: set[str] | None) -> Verdict:
+    """The places at which Lp-Reg acts on the spark and not on the noise word."""
+    hint = "work out both lines of each place, and see which words lie between them."
+    return check_answer(None if given is None else set(given), {"b", "d"}, hint)
+
+
+hint = "It must be rare, and kept by the filter; then set the lift equal to the push."
+check_least_beta = exercise(
+    "`function(p, top, delta, kappa, kept, advantage)`: the least beta with which Lp-Reg holds a "
+    "losing token with one update a batch, None if there is none.",
+    Case((0.02, 0.93, 0.0285, 0.02, 0.96, -1.0), 24.0, hint),
+    Case((0.02, 0.93, 0.0285, 0.02, 0.9, -0.5), 4.5, "The push is |A|."),
+    Case((0.03, 0.93, 0.0105, 0.02, 0.96, -1.0), None, "Is it rare?"),
+    Case((0.015, 0.93, 0.0285, 0.02, 0.96, -1.0), None, "Is it kept by the filter?"),
+    Case((0.02, 0.93, 0.0285, 0.0, 1.0, -1.0), None, "What is the lift if nothing is dropped?"),
+    digits=6,
 )
 
-hint = "1 - C(n - c, k) / C(n, k): one less the chance to draw k wrong ones."
-check_pass_at_k = exercise(
-    "`function(n, c, k)`: the chance that k of n samples, c of them right, hold a right one.",
-    Case((8, 1, 1), 0.125, hint),
-    Case((16, 1, 8), 0.5, hint),
-    Case((8, 2, 4), 0.786, hint),
-    Case((8, 0, 8), 0.0, hint),
-    Case((4, 3, 2), 1.0, hint),
-    digits=3,
-)
 
-check_updates = exercise(
-    "`function(accumulation, split, iterations)`: optimiser updates of a rollout batch in TRL.",
-    Case((1, 10, 1), 10, "Ten micro-batches, an update after each."),
-    Case((4, 4, 1), 1, "All four micro-batches make one update: here LLDS is 0."),
-    Case((4, 40, 1), 10, "An update after every fourth of the forty micro-batches."),
-    Case((2, 2, 3), 3, "Each pass over the rollout batch makes its updates again."),
-)
+def check_mended(function: Function) -> Verdict:
+    """`function(logp, old_logp, advantages, action_mask)`: an LLDS that keeps all promises."""
+    from lldlib.adapters.check_llds import check_llds
+
+    try:
+        promises = check_llds(function).promises
+    except ValueError as error:
+        return Verdict("wrong", f"Not yet: it {error}.")
+    broken = [promise for promise in promises if not promise.kept]
+    if not broken:
+        return Verdict("right", f"Right: it keeps all {len(promises)} promises.")
+    told = "\n".join(f"- {promise.says}. Here: {promise.seen}" for promise in broken)
+    return Verdict("wrong", f"Not yet: {len(broken)} of {len(promises)} are broken.\n{told}")
 
 
 def check_answer(given: object, right: object, hint: str) -> Verdict:
@@ -315,7 +341,7 @@ def check_answer(given: object, right: object, hint: str) -> Verdict:
 
 def check_falling(given: set[int] | None) -> Verdict:
     """The places of the words that lose when the word of .12 is pushed down."""
-    hint = "a word gains only if its probability is above sum of squares - 0.12 = 0.26."
+    hint = "all scores shift, but one sum is shared: who gains so much that the others must pay?"
     return check_answer(None if given is None else set(given), {1, 2, 3, 4, 5}, hint)
 
 
@@ -333,9 +359,9 @@ def check_late(given: int | None) -> Verdict:
 level, lucky = [0.5, 0.4, 0.6, 0.5, 0.5] * 3, [0.3, 0.3, 0.9, 0.3, 0.3] * 2
 check_fell = exercise(
     "`function(rewards)`: whether the mean of the last five is under half of the best such mean.",
-    Case(([*level, 0.1],), False, "One unlucky batch at the end is no fall: take a mean there."),
+    Case(([*level, 0.1],), False, "This run keeps its level. Which rewards decided the answer?"),
     Case(([*level, 0.1, 0.1, 0.1, 0.1],), True, "The last five have a mean of 0.18."),
-    Case((lucky,), False, "One lucky batch is no level: the best must be a mean as well."),
+    Case((lucky,), False, "This run keeps its level. What was taken for its best level?"),
     Case(([0.1] * 5 + level,), False, "A rise is no fall."),
 )
 
@@ -346,10 +372,7 @@ def check_search_controls(given: set[str] | None) -> Verdict:
     return check_answer(None if given is None else set(given), {"b", "c"}, hint)
 
 
-check_llds_sum = exercise(
-    "`function(lost_tokens, total)`: what one micro-batch adds to the mean over the whole update.",
-    Case(([0.5, 0.0, 0.25], 3), 0.25, "All in one micro-batch: the plain mean."),
-    Case(([0.5, 0.0], 3), 1 / 6, "A micro-batch divides by the count of the whole update."),
-    Case(([0.25], 3), 1 / 12, "With the part before it must add up to 0.25."),
-    Case(([], 3), 0.0, "A micro-batch without a kept token adds nothing."),
-)
+def check_zero(given: str | None) -> Verdict:
+    """The change that brings an LLDS to life which is 0 at every update."""
+    hint = "the value is not small, it is exactly 0. When can nothing have been lost yet?"
+    return check_answer(given, "c", hint)

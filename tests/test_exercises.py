@@ -1,9 +1,12 @@
 """The graders of the notebooks' exercises: what they call right, wrong and open, and why."""
 
-import math
-
 import exercises as checks
 import pytest
+import torch
+
+
+def by_lift_alone(p, top, delta, kappa, kept, advantage):
+    return -advantage / (1 / kept - 1)
 
 
 @pytest.mark.parametrize(
@@ -11,17 +14,10 @@ import pytest
     [
         ("check_action_mask", lambda turns: [True] * 7, "wrong", "only the policy's turns"),
         ("check_action_mask", lambda turns: None, "open", "returned None"),
-        (
-            "check_holds",
-            lambda p, top, delta, kappa, kept, beta, a: kappa * top < p < delta,
-            "wrong",
-            "The push up is",
-        ),
-        ("check_pass_at_k", lambda n, c, k: c / n, "wrong", "C(n - c, k)"),
+        ("check_least_beta", by_lift_alone, "wrong", "Is it rare?"),
+        ("check_least_beta", lambda *given: 24.0, "wrong", "The push is |A|."),
+        ("check_works", {"a", "b"}, "wrong", "both lines"),
         ("check_action_mask", lambda turns: turns[9], "wrong", "it raised IndexError"),
-        ("check_updates", lambda every, cuts, again: cuts * again / every, "right", "all 4"),
-        ("check_updates", lambda every, cuts, again: cuts, "wrong", "it gave 4, and 1 is right"),
-        ("check_exact_match", lambda said, right: float(said in right), "wrong", "Lower case"),
     ],
 )
 def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
@@ -29,9 +25,21 @@ def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
     assert verdict.state == state and part in repr(verdict)
 
 
-def window(rewards):
-    means = [sum(rewards[t : t + 4]) / 4 for t in range(len(rewards) - 3)]
-    return len(means) > 1 and means[-1] < 0.3 * max(means[:-1])
+def clipped(new, old, A):
+    ratio, A = (new - old).exp(), A[:, None]
+    return -torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
+
+
+def unclipped(new, old, A, mask):
+    return -((new - old).exp() * A[:, None] * mask).sum() / mask.sum()
+
+
+def unmasked(new, old, A, mask):
+    return clipped(new, old, A).mean()
+
+
+def by_answer(new, old, A, mask):
+    return ((clipped(new, old, A) * mask).sum(1) / mask.sum(1)).mean()
 
 
 RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
@@ -41,9 +49,11 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
     ("name", "attempt", "state", "part"),
     [
         # notebooks 1 to 5
-        ("check_dead", lambda rewards: rewards[-1] == 0, "wrong", "nearly nothing"),
-        ("check_dead", lambda rewards: min(rewards) < 0.05, "wrong", "A single bad batch"),
-        ("check_dead", window, "right", "all 4"),
+        ("check_fooled", [0.5, 0.0], "wrong", "at least five"),
+        ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0], "wrong", "call this run dead"),
+        ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.4], "wrong", "call this run alive"),
+        ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.0], "right", "calls it alive"),
+        ("check_fooled", [0.3, 0.4, 0.5, 0.5, 0.1, 0.0, 0.0, 0.1], "right", "calls it dead"),
         ("check_one_difference", None, "open", "Not filled in yet"),
         ("check_one_difference", {"method": "GRPO"}, "wrong", "say its rate, start, seed"),
         ("check_one_difference", RUN | {"method": "LLDS"}, "wrong", "it has LLDS too"),
@@ -55,23 +65,25 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_least_advantage", [1, 0, 0, 0, 0], "wrong", "has 1.79 there"),
         ("check_least_advantage", [2, 0, 0, 0, 0], "wrong", "each 0 or 1"),
         ("check_least_advantage", [1, 1, 0, 1, 1], "right", "0.45, the wrong one -1.79"),
-        ("check_token_loss", lambda new, old, A: -math.exp(new - old) * A, "wrong", "past 1.2"),
-        (
-            "check_token_loss",
-            lambda new, old, A: -math.exp(new) * A,
-            "wrong",
-            "for 0.4055, 0.0, 1.0",
-        ),
-        ("check_paid", lambda logps: [0.0 for _ in logps], "wrong", "when written"),
+        ("check_grpo", lambda new, old, A, mask: None, "open", "Not filled in yet"),
+        ("check_grpo", unclipped, "wrong", "A good token rose by half"),
+        ("check_grpo", unmasked, "wrong", "Nothing has moved"),
+        ("check_grpo", by_answer, "wrong", "Nothing has moved"),
+        ("check_paid", lambda logps: [0.0 for _ in logps], "wrong", "by hand"),
         ("check_spared_token", [-0.5, 0.0, 1.0, -0.25], "wrong", "the response gate is shut"),
         ("check_spared_token", [-0.5, 0.0, 0.5, 0.5], "wrong", "spares nobody"),
         ("check_spared_token", [-0.5, 0.0, -1.0, 0.5], "wrong", "spares nobody"),
         ("check_spared_token", [-2.0, 0.0, 1.0, -0.5], "right", "charges 0.5 more"),
-        ("check_pays", lambda old, new: [0.0 for _ in old], "wrong", "its falling token pays"),
-        ("check_control_pair", (2, 3), "wrong", "in LLDS and in the rate"),
-        ("check_control_pair", (1, 4), "wrong", "which run moves as far"),
-        ("check_control_pair", (4, 3), "right", "equally far"),
-        ("check_verdict", lambda grpo, llds: "ahead", "wrong", "4.30 standard errors"),
+        ("check_payers", "acg", "wrong", "whose action gained"),
+        ("check_payers", "aeg", "wrong", "is not kept"),
+        ("check_payers", "ab", "wrong", "that rose"),
+        ("check_payers", "a", "wrong", "somebody is missing"),
+        ("check_payers", "g, a", "right", "equally hard"),
+        ("check_control_pairs", None, "open", "Not filled in yet"),
+        ("check_control_pairs", {"a": (1, 4)}, "wrong", "a pair for b, c"),
+        ("check_control_pairs", {"a": (1, 4), "b": (2, 3), "c": (5, 3)}, "wrong", "yet, for b:"),
+        ("check_control_pairs", {"a": (1, 4), "b": (4, 3), "c": (5, 3)}, "right", "each pair"),
+        ("check_verdict", lambda grpo, llds: "ahead", "wrong", "one by one"),
     ],
 )
 def test_a_verdict_of_the_course_says_how_to_go_on(name, attempt, state, part):
@@ -114,10 +126,11 @@ def test_balanced_accuracy_by_hand():
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "part"),
     [
-        ("check_falling", {1, 2, 3, 4, 5}, {2}, "0.26"),
-        ("check_falling", [5, 4, 3, 2, 1], {0, 1, 2, 3, 4, 5}, "gains only if"),
+        ("check_falling", {1, 2, 3, 4, 5}, {2}, "one sum is shared"),
+        ("check_falling", [5, 4, 3, 2, 1], {0, 1, 2, 3, 4, 5}, "who gains"),
         ("check_late", 27, 20, "how many of the ten"),
         ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
+        ("check_zero", "c", "a", "exactly 0"),
         ("check_standing", {"b", "d"}, {"b", "c"}, "two things differ"),
     ],
 )
@@ -132,6 +145,15 @@ def fell_by_single_batches(rewards, window=5):
     return rewards[-1] < 0.5 * max(rewards)
 
 
+def adds_where_one_is_right(search, at_once, drawn):
+    gaps = [search[i] - at_once[i] for i in drawn if search[i] or at_once[i]]
+    return sum(gaps) / len(gaps)
+
+
+def adds_without_repeats(search, at_once, drawn):
+    return sum(search[i] - at_once[i] for i in set(drawn)) / len(set(drawn))
+
+
 def fell_by_a_mean_at_the_end_alone(rewards, window=5):
     return sum(rewards[-window:]) / window < 0.5 * max(rewards)
 
@@ -139,13 +161,23 @@ def fell_by_a_mean_at_the_end_alone(rewards, window=5):
 @pytest.mark.parametrize(
     ("name", "attempt", "part"),
     [
-        ("check_fell", fell_by_single_batches, "take a mean there"),
-        ("check_fell", fell_by_a_mean_at_the_end_alone, "the best must be a mean"),
+        ("check_fell", fell_by_single_batches, "Which rewards"),
+        ("check_fell", fell_by_a_mean_at_the_end_alone, "taken for its best"),
         ("check_fell", lambda rewards: False, "a mean of 0.18"),
-        ("check_llds_sum", lambda lost, total: sum(lost) / len(lost), "whole update"),
-        ("check_llds_sum", lambda lost, total: sum(lost), "plain mean"),
+        ("check_adds", adds_where_one_is_right, "by hand"),
+        ("check_adds", adds_without_repeats, "counts twice"),
     ],
 )
 def test_a_wrong_function_of_notebooks_6_to_10_is_told_why(name, attempt, part):
     verdict = getattr(checks, name)(attempt)
     assert verdict.state == "wrong" and part in repr(verdict)
+
+
+def dead_llds(logp, old_logp, advantages, action_mask):
+    return (logp - logp.detach()).clamp(min=0).sum()
+
+
+def test_a_broken_llds_is_told_its_promises():
+    verdict = checks.check_mended(dead_llds)
+    assert verdict.state == "wrong" and "0 at every update" in repr(verdict)
+    assert "cannot be called" in repr(checks.check_mended(lambda logp: logp))

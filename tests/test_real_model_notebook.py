@@ -1,6 +1,5 @@
-"""Notebook 9 explains every flag of the README's training command, and none that is not there."""
+"""The page of real models explains every flag of the README's command, and no other."""
 
-import json
 import re
 import shlex
 from functools import partial
@@ -18,12 +17,8 @@ FLAG = re.compile(r"--[a-z][a-z.-]*")
 
 def table() -> list[str]:
     """The first cells of the table of flags."""
-    (path,) = (ROOT / "notebooks").glob("09_*real_model.ipynb")
-    book = json.loads(path.read_text(encoding="utf-8"))
-    (text,) = [
-        t for t in map("".join, (c["source"] for c in book["cells"])) if "| flag | why |" in t
-    ]
-    lines = text.split("| flag | why |")[1].strip().splitlines()[1:]
+    text = (ROOT / "data/real_models.md").read_text(encoding="utf-8")
+    lines = text.split("| flag | why |")[1].split("\n\n")[0].strip().splitlines()[1:]
     rows = [line for line in lines if line.startswith("| `--")]
     assert len(rows) > 10
     return [row.split("|")[1] for row in rows]
