@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from IPython.display import Markdown, display
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -39,17 +40,16 @@ from lldlib.show.tokens import LOGP, record_tokens, token_panel
 from lldlib.types import Batch, Episode, TokenInfo
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from lldlib.policy.load import Policy
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "by_setting", "charges",
-    "checks", "data_dir", "demo", "display", "early_rewards", "fmean", "label_ends", "ladder",
-    "limited_runs", "load_policy", "losses", "math", "median", "pd", "push_effects", "random",
-    "recorded", "replay", "roll_out", "seed_dots", "show", "smollm_runs", "stdev", "style",
-    "table", "tempfile", "torch", "train_at", "train_masked", "train_with", "transcript_figure",
+    "checks", "data_dir", "demo", "display", "early_rewards", "ends_and_moves", "fmean",
+    "label_ends", "ladder", "limited_runs", "load_policy", "losses", "math", "median", "pd",
+    "push_effects", "random", "recorded", "replay", "roll_out", "seed_dots", "show", "smollm_runs",
+    "stdev", "style", "table", "tempfile", "torch", "train_at", "train_masked", "train_with",
+    "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -123,6 +123,8 @@ def smollm_runs() -> dict[str, list[Run]]:
     arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
     for path in sorted((data_dir() / "atlas/smollm2").iterdir()):
         run = Run(path)
+        if run.config["skip_zero_updates"]:
+            continue  # a control of its own
         if run.config["method"] == "llds":
             positive = run.config["loss"]["llds_preserve"] == "positive"
             arms[f"GRPO + LLDS, A {'>' if positive else '≥'} 0"].append(run)
@@ -131,21 +133,31 @@ def smollm_runs() -> dict[str, list[Run]]:
     return {name: runs for name, runs in arms.items() if runs}
 
 
+SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # width, shade
+
+
 def arm_panels(
     arms: Mapping[str, Sequence[Run]], measures: Mapping[str, Callable[[Run], tuple]], height: float
 ) -> Figure:
-    """A row of panels per measure, a column per arm of `SMOLLM_COLOUR`, a line per run."""
+    """A row of panels per measure, a column per arm of `SMOLLM_COLOUR`, a line per run.
+
+    Seeds 0 to 2 differ in width and shade: pale, plain and dark.
+    """
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(len(measures), len(arms), sharex=True, sharey="row", squeeze=False)
     for row, (label, curve) in zip(grid, measures.items(), strict=True):
         for ax, (name, runs) in zip(row, arms.items(), strict=True):
             for run in runs:
-                ax.plot(*curve(run), ".-", color=SMOLLM_COLOUR[name], alpha=0.8)
+                width, shade, much = SEED_INK[seed := run.config["seed"]]
+                ink = to_rgba_array([SMOLLM_COLOUR[name], shade])
+                look = {"color": (1 - much) * ink[0] + much * ink[1], "linewidth": width}
+                ax.plot(*curve(run), ".-", **look, markersize=4 + width, label=f"seed {seed}")
             style(ax, "", "").set_xticks(range(0, 21, 5))
         row[0].set_ylabel(label)
-    for top, bottom, (name, runs) in zip(grid[0], grid[-1], arms.items(), strict=True):
-        top.set_title(f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})", fontsize=SMALL)
+    for top, bottom, name in zip(grid[0], grid[-1], arms, strict=True):
+        top.set_title(name, fontsize=SMALL)
         bottom.set_xlabel(BATCH)
+    grid[0][0].legend(frameon=False, fontsize=SMALL, loc="upper right")
     return figure
 
 
@@ -276,18 +288,38 @@ def train_with(
     return rewards
 
 
-def train_at(rate: float, *, llds: bool = False, batches: int = 8) -> list[float]:
-    """The reward of each batch of GRPO, or of GRPO + LLDS, trained here and now at a rate."""
+def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 20) -> pd.DataFrame:
+    """GRPO, or GRPO + LLDS, trained here and now as the recorded runs were: a line a batch.
 
-    def term(*given: torch.Tensor) -> torch.Tensor:
-        if not llds:
-            return 0 * given[0].sum()
-        kept = losses.preserved_mask(*given[2:], "positive")
-        return losses.aggregate(
-            losses.llds_penalty(*given, preserve="positive"), kept, "token-mean"
-        )
+    `reward`; `drift`, what the batch's answers lost by its updates, in nats per token; and `move`,
+    the mean over its updates of half the mean squared change of the log-probs of their answers.
+    """
+    from lldlib.policy.score import score
+    from lldlib.recipes import train_config
+    from lldlib.train.trainer import Trainer
+    from lldlib.world.registry import open_environment
 
-    return train_with(term, batches, rate=rate)
+    class Watched(Trainer):
+        def _inputs(self, experience, rows, *given):  # type: ignore[no-untyped-def]
+            self.part = experience.minibatch(rows)[0]
+            return super()._inputs(experience, rows, *given)
+
+        def _apply(self, loss, inputs, *given):  # type: ignore[no-untyped-def]
+            norm = super()._apply(loss, inputs, *given)
+            with torch.no_grad():
+                change = score(self.policy.model, self.part, 1.0).logp - inputs.logp
+            moves.append(float(change[self.part.action_mask].square().mean() / 2))
+            return norm
+
+    method, quiet = "llds" if llds else "grpo", {"eval_every": 0, "probe_every": 0}
+    config = train_config(method, seed, "half_taught", lr=rate, **quiet)
+    trainer = Watched(config, load_policy(config.policy), open_environment(config))
+    rows = []
+    for _ in range(batches):
+        moves: list[float] = []
+        metrics = trainer.step()[0]
+        rows.append((metrics["reward/mean"], -metrics["displacement/all_token"], fmean(moves)))
+    return pd.DataFrame(rows, columns=["reward", "drift", "move"])
 
 
 def early_rewards(batches: int) -> pd.DataFrame:
@@ -295,29 +327,22 @@ def early_rewards(batches: int) -> pd.DataFrame:
 
     A line a rate, a column an arm of `ARMS`; means of seeds 0 to 2.
     """
-    names = [data_dir() / f"atlas/{name}.jsonl.gz" for name in ("search", "later")]
-    rows = pd.concat([pd.read_json(name, lines=True) for name in names])
-    plain = r"(?:checkpoint_every=\d+,)?eval_every=5,(?:llds_coef=0\.5,)?lr=([\d.]+)"
-    plain += r",policy=half_taught,(?:probe_every=\d+,)?steps=40,seed=[012]"
-    found = rows.run.str.extract(f"^method=(grpo|llds),{plain}$")
-    rows = rows.assign(arm=found[0], rate=found[1].astype(float)).dropna(subset="rate")
-    rows = rows[rows.step.isin((batches - 2, batches - 1))].drop_duplicates(["run", "step"])
-    return rows.groupby(["rate", "arm"])["reward/mean"].mean().unstack()
+    rows = pd.read_csv(data_dir() / "atlas/early.csv")
+    rows = rows[rows.batch.isin((batches - 2, batches - 1))]
+    return rows.groupby(["rate", "arm"]).reward.mean().unstack()
 
 
-def ladder(runs: pd.DataFrame, *, seeds: bool = True) -> "Axes":
-    """The ends of GRPO and of GRPO + LLDS by rate: lines of means over three `seeds`, and dots.
+def ladder(runs: pd.DataFrame) -> Axes:
+    """The ends of GRPO and of GRPO + LLDS by rate: lines of means over three seeds, and dots.
 
     `runs` are lines of `data/atlas/map.csv` that differ in rate, lambda and seed alone.
     """
     ax = Figure(figsize=(8.5, 3.8), layout="constrained").subplots()
     style(ax, "rate, in units of 1e-4", "right at the end")
-    for weight, arm in ((0, "grpo"), (0.5, "llds")):
+    for weight, arm, aside in ((0, "grpo", 0.975), (0.5, "llds", 1.025)):
         own = runs[(runs["lambda"] == weight) & (runs.seed < 3)]
-        if seeds:
-            ax.plot(own.rate, own.end, "o", color=COLOUR[arm], alpha=0.5)
-        ink = {"color": COLOUR[arm], "alpha": 1 if seeds else 0.4}
-        ax.plot(own.groupby("rate").end.mean(), linewidth=2, label=f"{ARMS[arm]}, end", **ink)
+        ax.plot(own.rate * aside, own.end, "o", color=COLOUR[arm], alpha=0.5, markersize=5)
+        ax.plot(own.groupby("rate").end.mean(), linewidth=2, label=ARMS[arm], color=COLOUR[arm])
     ax.axhline(own.start.max(), color="grey", linestyle=":", label="the start")
     ax.set(xscale="log", ylim=(-0.03, 1.1), xlim=(0.9e-4, 3.4e-3), yticks=(0, 0.25, 0.5, 0.75, 1))
     ax.set_xticks(rates := sorted(own.rate.unique()), [f"{1e4 * rate:g}" for rate in rates])
@@ -325,11 +350,11 @@ def ladder(runs: pd.DataFrame, *, seeds: bool = True) -> "Axes":
     return ax
 
 
-def by_setting(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs of 40 batches of the map, seeds 0 to 2, with the name of their setting and its `place`.
+def by_setting(runs: pd.DataFrame) -> Figure:
+    """The ends by setting of runs of 40 batches of the map, seeds 0 to 2.
 
-    First those at the hot rate, then those at the best rate of their arm in their setting, which
-    is the best of the rates that were run on all three seeds.
+    On the left at the hot rate, on the right at the best rate of the arm in the setting, which is
+    written beside the dots: the best of the rates that were run on all three seeds.
     """
     few = runs.query("batches == 40 and seed < 3 and rate < 0.0015 and `lambda` in (0, 0.5)")
     names = few.updates.astype(str) + " x " + few.rows.astype(int).astype(str)
@@ -341,7 +366,23 @@ def by_setting(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     ends = few.groupby(["setting", "lambda", "rate"]).end.agg(["mean", "count"])
     chosen = ends.query("count == 3")["mean"].groupby(level=[0, 1]).idxmax()
     keys = pd.MultiIndex.from_frame(few[["setting", "lambda", "rate"]])
-    return few[few.rate == 1e-3], few[keys.isin(list(chosen))]
+    figure = Figure(figsize=(8.5, 3.9), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, own in zip(axes, (few[few.rate == 1e-3], few[keys.isin(list(chosen))]), strict=True):
+        style(ax, "right at the end", "").set(xlim=(-0.03, 1), yticks=own.place.unique())
+        ax.set_yticklabels(own.setting.unique())
+        for arm, weight, shift in (("grpo", 0, 0.18), ("llds", 0.5, -0.18)):
+            one = own[own["lambda"] == weight]
+            spread = one.place + shift + 0.08 * (one.seed - 1)
+            ax.plot(one.end, spread, "o", color=COLOUR[arm], alpha=0.6, ms=5, label=ARMS[arm])
+            for row in one.drop_duplicates("setting").itertuples() if ax is axes[1] else ():
+                told = {"s": f"at {1e4 * row.rate:.0f}e-4", "color": COLOUR[arm], "fontsize": 8}
+                ax.text(0.3, row.place + shift, va="center", **told)
+    axes[0].set_title("both at the hot rate, 10e-4", fontsize=10)
+    axes[1].set_title("each arm at its best rate", fontsize=10)
+    handles = axes[1].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
+    return figure
 
 
 def limited_runs() -> pd.DataFrame:
@@ -355,6 +396,24 @@ def limited_runs() -> pd.DataFrame:
     runs = [(seed, run.frame.reset_index()) for seed, run in enumerate(recorded("grpo")[:3])]
     plain = [frame.assign(arm="grpo", seed=seed) for seed, frame in runs]
     return pd.concat([rows.assign(arm=named.arm, seed=named.seed.astype(int)), *plain])
+
+
+def ends_and_moves(
+    limited: pd.DataFrame, names: Mapping[str, str], own: pd.DataFrame
+) -> tuple[Sequence[object], Sequence[Sequence[object]]]:
+    """A table of `limited_runs()`: each arm's ends by seed, and its mean move in five batches.
+
+    The last line is the move of `own`, a run of `train_at`.
+    """
+    ends = limited.dropna(subset="eval/heldout_em").groupby(["arm", "seed"])["eval/heldout_em"]
+    ends = ends.agg(lambda right: right.iloc[-2:].mean()).unstack()
+    moves = limited[limited.step < 5].groupby("arm")["control/move"].mean()
+    told = moves.map(lambda move: "not recorded" if pd.isna(move) else f"{1e3 * move:.1f}")
+    rows = [
+        (name, *(f"{end:.2f}" for end in ends.loc[arm]), told[arm]) for arm, name in names.items()
+    ]
+    rows.append(("your run", "", "", "", f"{1e3 * own.move[:5].mean():.1f}"))
+    return ("arm", "end, seed 0", "seed 1", "seed 2", "move of an update (1e-3)"), rows
 
 
 def push_effects(seed: int, eta: float = 0.02) -> tuple[torch.Tensor, torch.Tensor]:

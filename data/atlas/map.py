@@ -4,6 +4,8 @@ Writes map.csv from search.jsonl.gz, later.jsonl.gz and main: GRPO and GRPO + LL
 updates, rows and misses, whole runs of 40 batches, and the runs of 400; seeds 3 to 19 of the main
 study on the test half of the held-out questions, all others on the validation half. An end is the
 mean of the last two evaluations of a run, or of the last five of 400 batches.
+
+Beside it early.csv: the reward of every batch of the plain ladder of rates, mean of seeds 0 to 2.
 """
 
 import csv
@@ -65,6 +67,26 @@ def main_line(run: Run) -> list[object]:
     return line(given, run.metrics)
 
 
+def early() -> list[list[object]]:
+    """Rate, arm, batch and reward of the ladder: runs in which rate and method alone differ."""
+    rewards: dict[tuple, dict[int, list[float]]] = {}
+    for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
+        weight = float(given.get("llds_coef", 0.5))
+        plain = given.keys() <= SHARED | {"lr", "llds_coef"} and "lr" in given and weight == 0.5
+        if given["method"] in ("grpo", "llds") and plain and len(rows) == 40:
+            own = rewards.setdefault((float(given["lr"]), given["method"]), {})
+            own[int(given["seed"])] = [row["reward/mean"] for row in rows]
+    return [
+        [*key, batch, round(fmean(own[seed][batch] for seed in range(3)), 4)]
+        for key, own in sorted(rewards.items())
+        if own.keys() >= {0, 1, 2}
+        for batch in range(40)
+    ]
+
+
 if __name__ == "__main__":
     with (HERE / "map.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([HEAD, *lines()])
+    with (HERE / "early.csv").open("w", newline="", encoding="utf-8") as file:
+        head = ["rate", "arm", "batch", "reward"]
+        csv.writer(file, lineterminator="\n").writerows([head, *early()])
