@@ -316,6 +316,23 @@ def test_checkpoint_round_trip_is_exact(folder):
     assert loaded_state == state
 
 
+def test_tensors_and_state_are_of_one_writing(folder, monkeypatch):
+    """A knob that is turned while another process reads replaces the checkpoint in between."""
+    writer = write_run(folder, 1)
+    real, once = folder_module.load_file, []
+
+    def load(path):
+        tensors = real(path)
+        if not once:
+            once.append(writer.checkpoint(1, {"w": torch.ones(2)}, {"step": 1, "lr": 2.0}))
+        return tensors
+
+    writer.checkpoint(1, {"w": torch.zeros(2)}, {"step": 1, "lr": 1.0})
+    monkeypatch.setattr(folder_module, "load_file", load)
+    tensors, state = Run(folder).load_checkpoint(1)
+    assert once and (tensors["w"].tolist(), state["lr"]) == ([1.0, 1.0], 2.0)
+
+
 def test_the_latest_checkpoint_is_by_number(folder):
     writer = write_run(folder, 1)
     for step in (20, 3, 1_000_000):

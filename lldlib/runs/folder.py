@@ -17,11 +17,11 @@ import os
 import re
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -37,6 +37,7 @@ except ImportError:  # Windows, where two writers are not told apart
     fcntl = None
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 KEYS = 10_000  # of a row of metrics, at most: a run logs some 100
 LARGEST = 1e100  # of a metric: training in float32 makes none over 3.4e38
@@ -336,15 +337,35 @@ class Run:
 
         Raises FileNotFoundError if there is no such checkpoint.
         """
-        checkpoints = dict(self.checkpoints)
-        if not checkpoints:
-            raise FileNotFoundError(f"{self.path} holds no checkpoint")
-        chosen = max(checkpoints) if step is None else step
-        if chosen not in checkpoints:
-            steps = ", ".join(map(str, checkpoints))
-            raise FileNotFoundError(f"{self.path} has no checkpoint {chosen}, only {steps}")
-        folder = checkpoints[chosen]
-        return load_file(folder / TENSORS), load_json((folder / STATE).read_bytes())
+
+        def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+            return load_file(folder / TENSORS), load_json((folder / STATE).read_bytes())
+
+        return self.read_checkpoint(step, load)
+
+    def read_checkpoint(self, step: int | None, read: Callable[[Path], T]) -> T:
+        """What `read` makes of a checkpoint's folder; again where a writer replaced it meanwhile.
+
+        So tensors and state are of one writing. Raises FileNotFoundError as `load_checkpoint` does.
+        """
+        while True:
+            checkpoints = dict(self.checkpoints)
+            if not checkpoints:
+                raise FileNotFoundError(f"{self.path} holds no checkpoint")
+            chosen = max(checkpoints) if step is None else step
+            if chosen not in checkpoints:
+                steps = ", ".join(map(str, checkpoints))
+                raise FileNotFoundError(f"{self.path} has no checkpoint {chosen}, only {steps}")
+            folder = checkpoints[chosen]
+            before = _stamp(folder)
+            try:
+                found = read(folder)
+            except OSError:
+                if _stamp(folder) == before:
+                    raise
+                continue
+            if before is not None and _stamp(folder) == before:
+                return found
 
     def _episodes(self, name: str) -> list[dict[str, Any]]:
         rows = [{"answers": [], "answer": None, "stop": ""} | row for row in self._rows(name)]
@@ -438,6 +459,14 @@ def remove_checkpoint(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         os.replace(folder, gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Another one for every writing of a checkpoint; None where there is none."""
+    with suppress(FileNotFoundError):
+        told = (folder / TENSORS).stat()
+        return told.st_ino, told.st_mtime_ns
+    return None
 
 
 def _standing(folder: Path) -> Path | None:

@@ -7,6 +7,7 @@ import logging
 import platform
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -110,7 +111,8 @@ class TrainingRun:
         if out.exists():
             raise FileExistsError(f"{out} exists: branch into a new folder")
         with new_folder(out) as fresh:  # a kill leaves no half, and none without its knobs
-            shutil.copytree(checkpoint, fresh / CHECKPOINTS / checkpoint.name)
+            kept = fresh / CHECKPOINTS / checkpoint.with_suffix("").name
+            source.read_checkpoint(step, partial(shutil.copytree, dst=kept, dirs_exist_ok=True))
             for name in (CONFIG, *LOGS):
                 if (source.path / name).exists():
                     shutil.copy(source.path / name, fresh)
