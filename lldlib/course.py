@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from types import ModuleType
@@ -98,22 +99,33 @@ def light(picture: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def transcript_figure(records: Mapping[str, Mapping[str, Any]], longest: int = 80) -> Figure:
+def transcript_figure(
+    records: Mapping[str, Mapping[str, Any]],
+    longest: int = 80,
+    *,
+    darkest: float = -5.0,
+    mark: str = "",
+) -> Figure:
     """Lines of rollouts.jsonl or questions.jsonl under names of your own, painted by log-prob.
 
-    Of each at most the first `longest` words are shown.
+    Of each at most the first `longest` words are shown. The scale of colours begins at `darkest`;
+    the word `mark` is framed where a search found it.
     """
     figure = Figure(layout="constrained")
     panels = figure.subplots(len(records), 1, squeeze=False)[:, 0]
+    by = replace(LOGP, ends=(darkest, 0.0))
     for ax, (name, record) in zip(panels, records.items(), strict=True):
-        words = record_tokens(record)
+        words = [
+            replace(t, marked=t.role == "environment" and t.text == mark)
+            for t in record_tokens(record)
+        ]
         end = [TokenInfo("...", words[-1].role)] * (len(words) > longest)
-        token_panel(ax, [words[:longest] + end], LOGP)
+        token_panel(ax, [words[:longest] + end], by)
         ax.set_title(f"{name}: {outcome(record)}", fontsize=TEXT, loc="left", weight="bold")
     lines = [abs(top - bottom) for bottom, top in (ax.get_ylim() for ax in panels)]
     panels[0].get_gridspec().set_height_ratios(lines)
     figure.set_size_inches(WIDTH, 0.9 + sum(0.3 + 0.27 * n for n in lines))
-    bar = figure.colorbar(LOGP.scale, ax=panels, location="bottom", shrink=0.6, aspect=40)
+    bar = figure.colorbar(by.scale, ax=panels, location="bottom", shrink=0.6, aspect=40)
     bar.set_label(f"{LOGP.label}; white, dotted: not the agent's words", fontsize=SMALL)
     return figure
 
@@ -137,11 +149,15 @@ SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # 
 
 
 def arm_panels(
-    arms: Mapping[str, Sequence[Run]], measures: Mapping[str, Callable[[Run], tuple]], height: float
+    arms: Mapping[str, Sequence[Run]],
+    measures: Mapping[str, Callable[[Run], tuple]],
+    height: float,
+    squeezed: float | None = None,
 ) -> Figure:
     """A row of panels per measure, a column per arm of `SMOLLM_COLOUR`, a line per run.
 
-    Seeds 0 to 2 differ in width and shade: pale, plain and dark.
+    Seeds 0 to 2 differ in width and shade: pale, plain and dark. The first row's axis is
+    logarithmic beyond +-`squeezed`.
     """
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(len(measures), len(arms), sharex=True, sharey="row", squeeze=False)
@@ -154,6 +170,10 @@ def arm_panels(
                 ax.plot(*curve(run), ".-", **look, markersize=4 + width, label=f"seed {seed}")
             style(ax, "", "").set_xticks(range(0, 21, 5))
         row[0].set_ylabel(label)
+    if squeezed is not None:
+        grid[0][0].margins(y=0.1)
+        grid[0][0].set_yscale("symlog", linthresh=squeezed)
+        grid[0][0].set_yticks(ticks := [place * squeezed for place in (-10, -1, 0, 1)], ticks)
     for top, bottom, name in zip(grid[0], grid[-1], arms, strict=True):
         top.set_title(name, fontsize=SMALL)
         bottom.set_xlabel(BATCH)
@@ -177,6 +197,7 @@ def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str) -> Axes:
     for place, arm in enumerate(arms):
         part = frame[frame.arm == arm]
         kinds = {"GRPO": COLOURS[0], "LLDS": COLOURS[1], "Lp-Reg": COLOURS[3]}
+        kinds |= {"80/20": COLOURS[4], "entropy": COLOURS[6]}
         colour = next((ink for kind, ink in kinds.items() if kind in arm), "0.4")
         shift = [0.11 * (n - (len(part) - 1) / 2) for n in range(len(part))]
         ax.plot(part[key], [place + s for s in shift], "o", color=colour, ms=4)
@@ -452,8 +473,6 @@ def train_masked(mask_of: Callable[[Batch], torch.Tensor], batches: int) -> list
     """The reward of each batch of a cooler GRPO run of seed 0 that takes `mask_of(batch)` for its
     action mask: 16 questions with 5 answers each in 4 updates, as in atlas/unmasked.csv.
     """
-    from dataclasses import replace
-
     from lldlib.recipes import train_config
     from lldlib.train.trainer import Trainer
     from lldlib.world.registry import open_environment

@@ -197,7 +197,7 @@ def check_payers(payers: str | None) -> Verdict:
         return Verdict("right", "Right: these two, and both are pulled back equally hard.")
     wrong = [
         ("bd", "a token that rose pays."),
-        ("ef", "a token pays whose answer is not kept."),
+        ("ef", "a token pays whose answer has no A > 0."),
         ("c", "a token pays whose action gained in total."),
     ]
     for letters, told in wrong:
@@ -296,6 +296,12 @@ check_adds = exercise(
 )
 
 
+def check_enough(given: float | None) -> Verdict:
+    """The probability at which the push of (.85 - .45) is that of .03 and (.38 - .44)."""
+    hint = "write both pushes down, as pi (Q - V) / sigma: what must pi be for equal sizes?"
+    return check_answer(None if given is None else round(given, 4), 0.0045, hint)
+
+
 def check_works(given: set[str] | None) -> Verdict:
     """The places at which Lp-Reg acts on the spark and not on the noise word."""
     hint = "work out both lines of each place, and see which words lie between them."
@@ -359,7 +365,7 @@ def check_late(given: int | None) -> Verdict:
 level, lucky = [0.5, 0.4, 0.6, 0.5, 0.5] * 3, [0.3, 0.3, 0.9, 0.3, 0.3] * 2
 check_fell = exercise(
     "`function(rewards)`: whether the mean of the last five is under half of the best such mean.",
-    Case(([*level, 0.1],), False, "This run keeps its level. Which rewards decided the answer?"),
+    Case(([*level, 0.1],), False, "Draw this run: which level does it have?"),
     Case(([*level, 0.1, 0.1, 0.1, 0.1],), True, "The last five have a mean of 0.18."),
     Case((lucky,), False, "This run keeps its level. What was taken for its best level?"),
     Case(([0.1] * 5 + level,), False, "A rise is no fall."),

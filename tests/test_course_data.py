@@ -38,6 +38,15 @@ def test_the_suspects_are_those_of_the_gathered_runs(script):
     assert {run[1] for run in runs if run[0] == "fresh"} == {"grpo"}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("file", "made"), [("map.csv", "lines"), ("early.csv", "early")])
+def test_the_map_is_that_of_the_gathered_runs(script, file, made):
+    with (DATA / "atlas" / file).open(encoding="utf-8") as there:
+        _, *lines = csv.reader(there)
+    expected = getattr(script("atlas/map.py"), made)()
+    assert lines == [[str(value) for value in line] for line in expected]
+
+
 def test_the_sparks_are_those_of_the_recorded_runs(script):
     tables = script("sparks/tables.py")
     runs = tables.read("runs.jsonl.gz")

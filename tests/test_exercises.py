@@ -75,7 +75,7 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_spared_token", [-0.5, 0.0, -1.0, 0.5], "wrong", "spares nobody"),
         ("check_spared_token", [-2.0, 0.0, 1.0, -0.5], "right", "charges 0.5 more"),
         ("check_payers", "acg", "wrong", "whose action gained"),
-        ("check_payers", "aeg", "wrong", "is not kept"),
+        ("check_payers", "aeg", "wrong", "no A > 0"),
         ("check_payers", "ab", "wrong", "that rose"),
         ("check_payers", "a", "wrong", "somebody is missing"),
         ("check_payers", "g, a", "right", "equally hard"),
@@ -131,6 +131,7 @@ def test_balanced_accuracy_by_hand():
         ("check_late", 27, 20, "how many of the ten"),
         ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
         ("check_zero", "c", "a", "exactly 0"),
+        ("check_enough", 0.03 * 0.06 / 0.4, 0.03, "both pushes"),
         ("check_standing", {"b", "d"}, {"b", "c"}, "two things differ"),
     ],
 )
@@ -161,7 +162,7 @@ def fell_by_a_mean_at_the_end_alone(rewards, window=5):
 @pytest.mark.parametrize(
     ("name", "attempt", "part"),
     [
-        ("check_fell", fell_by_single_batches, "Which rewards"),
+        ("check_fell", fell_by_single_batches, "Draw this run"),
         ("check_fell", fell_by_a_mean_at_the_end_alone, "taken for its best"),
         ("check_fell", lambda rewards: False, "a mean of 0.18"),
         ("check_adds", adds_where_one_is_right, "by hand"),

@@ -5,7 +5,7 @@ updates, rows and misses, whole runs of 40 batches, and the runs of 400; seeds 3
 study on the test half of the held-out questions, all others on the validation half. An end is the
 mean of the last two evaluations of a run, or of the last five of 400 batches.
 
-Beside it early.csv: the reward of every batch of the plain ladder of rates, mean of seeds 0 to 2.
+Beside it early.csv: reward and drift of every batch of the ladder of rates, means of seeds 0 to 2.
 """
 
 import csv
@@ -67,26 +67,39 @@ def main_line(run: Run) -> list[object]:
     return line(given, run.metrics)
 
 
+EARLY = ("reward/mean", "displacement/all_token")  # and what its answers gained, nats per token
+
+
 def early() -> list[list[object]]:
-    """Rate, arm, batch and reward of the ladder: runs in which rate and method alone differ."""
-    rewards: dict[tuple, dict[int, list[float]]] = {}
+    """Rate, arm, batch, reward and drift of the ladder: runs that differ in rate and method alone.
+
+    The drift is what a batch's answers, right and wrong, lose on average by its own updates.
+    """
+    found: dict[tuple, dict[int, list[tuple]]] = {}
     for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
         weight = float(given.get("llds_coef", 0.5))
         plain = given.keys() <= SHARED | {"lr", "llds_coef"} and "lr" in given and weight == 0.5
         if given["method"] in ("grpo", "llds") and plain and len(rows) == 40:
-            own = rewards.setdefault((float(given["lr"]), given["method"]), {})
-            own[int(given["seed"])] = [row["reward/mean"] for row in rows]
+            own = found.setdefault((float(given["lr"]), given["method"]), {})
+            own[int(given["seed"])] = [tuple(row.get(key) for key in EARLY) for row in rows]
     return [
-        [*key, batch, round(fmean(own[seed][batch] for seed in range(3)), 4)]
-        for key, own in sorted(rewards.items())
+        [*key, batch, *mean_of([own[seed][batch] for seed in range(3)])]
+        for key, own in sorted(found.items())
         if own.keys() >= {0, 1, 2}
         for batch in range(40)
     ]
+
+
+def mean_of(seeds: list[tuple]) -> list[object]:
+    """Mean reward and mean drift of three seeds; the drift is empty where none was logged."""
+    rewards, gains = zip(*seeds, strict=True)
+    known = [gain for gain in gains if gain is not None]
+    return [round(fmean(rewards), 4), round(-fmean(known), 4) if len(known) == 3 else ""]
 
 
 if __name__ == "__main__":
     with (HERE / "map.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([HEAD, *lines()])
     with (HERE / "early.csv").open("w", newline="", encoding="utf-8") as file:
-        head = ["rate", "arm", "batch", "reward"]
+        head = ["rate", "arm", "batch", "reward", "drift"]
         csv.writer(file, lineterminator="\n").writerows([head, *early()])
