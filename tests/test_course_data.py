@@ -29,13 +29,23 @@ def script(monkeypatch):
 @pytest.mark.long
 def test_the_suspects_are_those_of_the_gathered_runs(script):
     controls = script("atlas/controls.py")
-    with (DATA / "atlas/suspects.csv").open(encoding="utf-8") as file:
-        head, *lines = csv.reader(file)
-    assert tuple(head) == controls.COLUMNS
-    assert lines == [[str(value) for value in line] for line in controls.suspects()]
-    runs = {tuple(line[:4]) for line in lines}
+    found = []
+    for name, expected in zip(("suspects", "fresh_llds"), controls.suspects(), strict=True):
+        with (DATA / f"atlas/{name}.csv").open(encoding="utf-8") as file:
+            head, *lines = csv.reader(file)
+        assert tuple(head) == controls.COLUMNS
+        assert lines == [[str(value) for value in line] for line in expected]
+        found.append({tuple(line[:4]) for line in lines})
+    runs, llds = found
     assert len([run for run in runs if run[0] == "coin"]) == 12  # two arms, two rates, three seeds
     assert {run[1] for run in runs if run[0] == "fresh"} == {"grpo"}
+    assert {run[:2] for run in llds} == {("fresh", "llds")}
+    with (DATA / "atlas/other_targets.csv").open(encoding="utf-8") as file:
+        _, *lines = csv.reader(file)
+    assert lines == [[str(value) for value in line] for line in controls.other_targets()]
+    assert {(arm, seed) for arm, seed, *_ in lines} == {
+        (arm, seed) for arm in ("pull", "wrong") for seed in "012"
+    }
 
 
 @pytest.mark.long

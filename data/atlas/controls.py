@@ -1,7 +1,9 @@
 """The tables of rewards and gradients changed in controls.md: python data/atlas/controls.py
 
-Writes suspects.csv too, what notebook 6 draws: a line a batch of the runs with a coin's rewards and
-of GRPO's runs with fresh answers; "trained" and "fresh" in nats per token, rows with A > 0.
+Writes three files that notebooks draw, with a line a batch. suspects.csv: the runs with a coin's
+rewards and GRPO's with fresh answers; fresh_llds.csv: those of LLDS with fresh answers; "trained"
+and "fresh" in nats per token, rows with A > 0. other_targets.csv: the rewards of LLDS on the
+incorrect rows, and of the pull k3 of weight 1 on the rows with A > 0.
 """
 
 import csv
@@ -82,23 +84,45 @@ def table(found: dict[tuple, dict[int, list[dict]]], keys: Sequence[tuple], titl
     return markdown_table([*head, "first loss", "held out at the end", "collapse"], lines)
 
 
-def suspects() -> list[list[object]]:
-    """The lines of suspects.csv: control, arm, rate, seed, batch, reward, trained, fresh."""
-    found = []
+def suspects() -> tuple[list[list[object]], list[list[object]]]:
+    """The lines of suspects.csv, and those of fresh_llds.csv; `COLUMNS` names what they hold."""
+    found, llds = [], []
     for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
         coin, fresh = given.get("rewards") == "coin", given.get("fresh_every") == "1"
-        if coin or (fresh and given["method"] == "grpo"):
+        if coin or fresh:
             run = ["coin" if coin else "fresh", given["method"], given["lr"], int(given["seed"])]
+            file = llds if fresh and given["method"] == "llds" else found
             for row in rows:
                 values = [row.get(key) for key in MEASURES]
-                found.append([*run, row["step"], *("" if v is None else v for v in values)])
-    return sorted(found, key=lambda line: line[:5])
+                file.append([*run, row["step"], *("" if v is None else v for v in values)])
+    return tuple(sorted(file, key=lambda line: line[:5]) for file in (found, llds))
+
+
+def other_targets() -> list[list[object]]:
+    """The lines of other_targets.csv: arm, seed, batch, reward; 24 batches of each hot run."""
+    arms = {"wrong": {"llds_preserve": "negative", "llds_coef": "0.5"}}
+    arms["pull"] = {"method": "old_kl", "old_kl_coef": "1", "old_kl_rows": "preserved"}
+    found = []
+    for given, rows in gathered("search.jsonl.gz", "later.jsonl.gz"):
+        for arm, own in arms.items():
+            plain = given["lr"] == HOT and "kl_estimator" not in given
+            if plain and own.items() <= given.items():
+                seed = int(given["seed"])
+                found += [[arm, seed, row["step"], row["reward/mean"]] for row in rows[:24]]
+    return sorted(found)
+
+
+def write(name: str, columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
+    """A CSV file beside this script."""
+    with (Path(__file__).parent / name).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *lines])
 
 
 def main() -> None:
     """All controls at the hot rate, coins at the cool one."""
-    with (Path(__file__).parent / "suspects.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *suspects()])
+    for name, lines in zip(("suspects", "fresh_llds"), suspects(), strict=True):
+        write(f"{name}.csv", COLUMNS, lines)
+    write("other_targets.csv", ("arm", "seed", "batch", "reward"), other_targets())
     print(table(runs(HOT), list(NAMES), "control"))
     print(table(runs(COOL), COINS, "control at 2e-4"))
 
