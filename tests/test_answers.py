@@ -9,6 +9,7 @@ import pytest
 
 from lldlib.cli import main
 from lldlib.doctor.answers import answers_beside, judge_answers
+from lldlib.doctor import completions
 from lldlib.doctor.completions import Answer, NoAnswers, find_answers, read_answers
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -321,3 +322,12 @@ def test_of_many_answers_a_part_is_judged_and_all_are_counted():
     report = judge_answers(run(changed(loop), steps=200, each=4))
     (found,) = report.findings
     assert report.count == 800 and found.key == "repetition" and found.late == 1.0
+
+
+@pytest.mark.parametrize("start", ['{"completion": "', "Response: "])
+def test_a_line_without_end_is_not_held_whole(tmp_path, monkeypatch, start):
+    monkeypatch.setattr(completions, "LINE", 1000)
+    file = tmp_path / "log.jsonl"
+    file.write_text(f"{start}{'a' * 5000}\n", encoding="utf-8")
+    with pytest.raises(NoAnswers, match="a line of over 1,000 characters; break it up"):
+        read_answers(file)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from lldlib.files import LINE
+
 PER_STEP = 64  # answers of a step that are read; a step of verl may have thousands
 MOST = 20_000  # answers that are kept; of more every second one goes
 HEAD, TAIL = 3_000, 1_000  # characters of a long text that are kept
@@ -115,8 +117,7 @@ def _read(file: Path) -> Iterator[Answer]:
     if file.suffix == ".parquet":
         rows: Iterable[Any] = _parquet(file)
     else:
-        with _text(file) as lines:
-            first = lines.readline()
+        first = next(_lines(file), "")
         if not first.lstrip().startswith(("{", "[")):
             yield from _console(file)
             return
@@ -134,13 +135,21 @@ def _text(file: Path) -> TextIO:
     return opened(file, "rt", encoding="utf-8", errors="replace")
 
 
+def _lines(file: Path) -> Iterator[str]:
+    """Its lines; NoAnswers for one that is over LINE long."""
+    with _text(file) as text:
+        for line in iter(lambda: text.readline(LINE + 1), ""):
+            if len(line) > LINE:
+                raise NoAnswers(f"{file}: a line of over {LINE:,} characters; break it up")
+            yield line
+
+
 def _json(file: Path) -> Iterator[Any]:
-    with _text(file) as lines:
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError):  # half-written, or no row
-                continue
+    for line in _lines(file):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError):  # half-written, or no row
+            continue
 
 
 def _parquet(file: Path) -> list[dict[str, Any]]:
@@ -282,28 +291,27 @@ def _console(path: Path) -> Iterator[Answer]:
 def _printed(path: Path) -> Iterator[tuple[str, str]]:
     """("begin question" or "begin text", ""), (kind, line of it), ("step", its number)."""
     kind, lines = "", 0
-    with _text(path) as file:
-        for raw in file:
-            if not kind and not WORTH.search(raw):
-                continue
-            bare = PREFIX.sub("", raw.rstrip("\n"))
-            line = LOGGED.sub("", bare)
-            found = MARK.match(line) or re.search(r"(Completion:)\s+(.*)", line)
-            if found is not None:
-                kind, lines = BEGINS[found[1]], 0
-                if kind in ("question", "text"):
-                    yield f"begin {kind}", ""
-                if kind:
-                    yield kind, found[2]
-                continue
-            named = STEP.search(line) if len(line) != len(bare) or " - " in line else None
-            if named is not None:
-                yield "step", named[1]
-            lines += 1
-            if len(line) != len(bare) or lines > MOST_LINES or named is not None:
-                kind = ""  # the logger speaks again
+    for raw in _lines(path):
+        if not kind and not WORTH.search(raw):
+            continue
+        bare = PREFIX.sub("", raw.rstrip("\n"))
+        line = LOGGED.sub("", bare)
+        found = MARK.match(line) or re.search(r"(Completion:)\s+(.*)", line)
+        if found is not None:
+            kind, lines = BEGINS[found[1]], 0
             if kind in ("question", "text"):
-                yield kind, line
+                yield f"begin {kind}", ""
+            if kind:
+                yield kind, found[2]
+            continue
+        named = STEP.search(line) if len(line) != len(bare) or " - " in line else None
+        if named is not None:
+            yield "step", named[1]
+        lines += 1
+        if len(line) != len(bare) or lines > MOST_LINES or named is not None:
+            kind = ""  # the logger speaks again
+        if kind in ("question", "text"):
+            yield kind, line
 
 
 def _from_print(held: Mapping[str, list[str]], step: float) -> Answer:
