@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lldlib.cli import main
-from lldlib.doctor.answers import answers_beside, judge_answers
 from lldlib.doctor import completions
+from lldlib.doctor.answers import answers_beside, judge_answers
 from lldlib.doctor.completions import Answer, NoAnswers, find_answers, read_answers
 
 DATA = Path(__file__).resolve().parent.parent / "data"

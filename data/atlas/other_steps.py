@@ -174,7 +174,8 @@ def settings(arm: str, seed: int) -> TrainConfig:
 
 def train(folder: Path, arm: str, seed: int) -> None:
     """One run, unless it is there already."""
-    out = folder / f"arm={arm},seed={seed}"
+    method = "llds" if ARMS[arm][0] == "llds" else "grpo"
+    out = folder / f"method={method},arm={arm},seed={seed}"
     if (out / DONE).exists():
         return
     run = TrainingRun(settings(arm, seed), out)
