@@ -353,7 +353,7 @@ def check_falling(given: set[int] | None) -> Verdict:
 
 def check_standing(given: set[str] | None) -> Verdict:
     """The conclusions that the measurements bear out."""
-    hint = "two of the four stand; in the others a control is missing, or two things differ."
+    hint = "two stand; in the others a control is missing, or the claim goes beyond what was seen."
     return check_answer(None if given is None else set(given), {"b", "d"}, hint)
 
 

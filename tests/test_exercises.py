@@ -132,7 +132,7 @@ def test_balanced_accuracy_by_hand():
         ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
         ("check_zero", "c", "a", "exactly 0"),
         ("check_enough", 0.03 * 0.06 / 0.4, 0.03, "both pushes"),
-        ("check_standing", {"b", "d"}, {"b", "c"}, "two things differ"),
+        ("check_standing", {"b", "d"}, {"b", "c"}, "goes beyond"),
     ],
 )
 def test_a_single_answer_is_open_right_or_wrong(name, right, wrong, part):
