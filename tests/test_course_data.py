@@ -49,11 +49,18 @@ def test_the_suspects_are_those_of_the_gathered_runs(script):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("file", "made"), [("map.csv", "lines"), ("early.csv", "early")])
-def test_the_map_is_that_of_the_gathered_runs(script, file, made):
+@pytest.mark.parametrize(
+    ("file", "by", "made"),
+    [
+        ("map.csv", "map.py", "lines"),
+        ("early.csv", "map.py", "early"),
+        ("bells.csv", "alarm_later.py", "bells"),
+    ],
+)
+def test_small_files_are_those_of_the_gathered_runs(script, file, by, made):
     with (DATA / "atlas" / file).open(encoding="utf-8") as there:
         _, *lines = csv.reader(there)
-    expected = getattr(script("atlas/map.py"), made)()
+    expected = getattr(script(f"atlas/{by}"), made)()
     assert lines == [[str(value) for value in line] for line in expected]
 
 

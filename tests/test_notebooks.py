@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -185,9 +186,26 @@ def test_the_exercises(path):
         )  # a bug to be found is there
 
 
+@pytest.fixture(scope="session")
+def packaged(tmp_path_factory) -> Path:
+    """A data folder that holds what the installed package holds, and no more."""
+    folder = tmp_path_factory.mktemp("installed") / "data"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for pattern in project["tool"]["setuptools"]["package-data"]["lldlib.data"]:
+        for file in filter(Path.is_file, (ROOT / "data").glob(pattern)):
+            place = folder / file.relative_to(ROOT / "data")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(file)
+    return folder
+
+
 @every_notebook
-def test_it_runs_and_its_solutions_pass(path):
+def test_it_runs_and_its_solutions_pass(path, packaged):
     book = nbformat.read(path, as_version=4)
+    there = (
+        f"import pathlib, lldlib.config as c; c.data_dir = lambda: pathlib.Path({str(packaged)!r})"
+    )
+    book.cells.insert(0, nbformat.v4.new_code_cell(there))
     stubs, timer = cells(path, "code", "exercise"), "import time; print(time.process_time())"
     sources = [filled(s.source, t) for s, t in zip(stubs, solutions(path), strict=True)]
     extra = [nbformat.v4.new_code_cell(source) for source in (timer, *sources)]

@@ -1,10 +1,13 @@
 """The alarm on runs that came after it was chosen: python data/atlas/alarm_later.py
 
 Reads later.jsonl.gz and methods.jsonl.gz, and prints the table of alarm.md: the alarm, and as a
-control the fall of the reward itself.
+control the fall of the reward itself. Writes bells.csv, a line a run that dies: where its fall
+begins, and where the alarm, the control and the collapse rule ring (empty: not at all).
 """
 
+import csv
 from collections import defaultdict
+from pathlib import Path
 from statistics import median
 
 import pandas as pd
@@ -12,10 +15,11 @@ from collect import gathered
 from ends import BATCHES
 
 from lldlib.files import markdown_table
-from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm, collapse_batch
+from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm, find_collapse
 
 FALLEN, START = 0.36, 2  # the control: a mean of three batches under this share of the best so far
 FILES = ("later.jsonl.gz", "methods.jsonl.gz")
+BELLS = ("began", "likelihood", "reward", "rule")  # columns of bells.csv
 
 
 def kind(given: dict[str, str]) -> str:
@@ -46,23 +50,41 @@ def told(pairs: list[tuple[int | None, int | None]]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """A row a kind of run, and one for all."""
+def runs() -> list[tuple[str, list[dict]]]:
+    """The whole runs with true rewards, each with the row of the table that it belongs to."""
     honest = [(given, rows) for given, rows in gathered(*FILES) if "rewards" not in given]
-    runs = [(kind(given), rows) for given, rows in honest]
-    runs += [
+    found = [(kind(given), rows) for given, rows in honest]
+    found += [
         ("other instructions, both arms", rows) for _, rows in gathered(*FILES, machine="avx2")
     ]
+    return [(name, rows) for name, rows in found if len(rows) == BATCHES]
+
+
+def rings(rows: list[dict]) -> list[int | None]:
+    """Where the fall begins; where the alarm, the reward's own fall and the collapse rule ring."""
+    rewards = [row["reward/mean"] for row in rows]
+    end = find_collapse(rewards)
+    rung = alarm({key: [row.get(key) for row in rows] for key in ALARM_KEYS}, AlarmRule())
+    return [end.began, rung, fallen(rewards), end.known]
+
+
+def bells() -> list[list[str]]:
+    """The lines of bells.csv."""
+    found = [rings(rows) for _, rows in runs()]
+    dead = [line for line in found if line[-1] is not None]
+    return sorted(["" if batch is None else str(batch) for batch in line] for line in dead)
+
+
+def main() -> None:
+    """A row a kind of run, and one for all."""
     alarms, controls = defaultdict(list), defaultdict(list)
-    for name, rows in runs:
-        if len(rows) != BATCHES:
-            continue
-        rewards = [row["reward/mean"] for row in rows]
-        end = collapse_batch(rewards)
-        rung = alarm({key: [row.get(key) for row in rows] for key in ALARM_KEYS}, AlarmRule())
+    for name, rows in runs():
+        _, rung, fell, end = rings(rows)
         for place in (name, "all of these"):
             alarms[place].append((rung, end))
-            controls[place].append((fallen(rewards), end))
+            controls[place].append((fell, end))
+    with (Path(__file__).parent / "bells.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([BELLS, *bells()])
     places = sorted(alarms, key=lambda place: place == "all of these")
     lines = [[place, *told(alarms[place]), *told(controls[place])] for place in places]
     head = ["warned", "ahead of the rule, median (least)", "false"]
