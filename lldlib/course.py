@@ -1,11 +1,11 @@
 """What a notebook of the course needs: `from lldlib.course import *` brings the names of `__all__`.
 
-Thin: recorded runs, a lab on one of them, fresh answers, a figure with its alt text, a table.
+Recorded runs, a lab on one of them, figures with their alt text, tables; and from `train.by_hand`
+what is trained in a notebook.
 What only some notebooks need is imported inside, so that the first picture comes soon.
 """
 
 import importlib.util
-import inspect
 import io
 import math
 import os
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -38,10 +38,16 @@ from lldlib.show.predict import DrawPrediction, Predict
 from lldlib.show.says import outcome
 from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, label_ends, style
 from lldlib.show.tokens import LOGP, record_tokens, token_panel
-from lldlib.types import Batch, Episode, TokenInfo
-
-if TYPE_CHECKING:
-    from lldlib.policy.load import Policy
+from lldlib.train.by_hand import (
+    charges,
+    load_policy,
+    push_effects,
+    roll_out,
+    train_at,
+    train_masked,
+    train_with,
+)
+from lldlib.types import TokenInfo
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
@@ -216,134 +222,6 @@ def replay(arm: str) -> LiveLab:
     return LiveLab({ARMS[arm]: Replay(demo(arm), Path(KEPT[-1].name) / "lab")})
 
 
-def load_policy(name: str) -> "Policy":
-    """A policy with its tokenizer: `policy.load.load_policy`, which takes seconds to import."""
-    from lldlib.policy import load
-
-    return load.load_policy(name)
-
-
-def roll_out(
-    policy: "Policy", planet: int, problems: int, *, group_size: int = 5, seed: int = 0
-) -> list[Episode]:
-    """The answers of a policy, at temperature 1, to questions of the planet of batch `planet`."""
-    from lldlib.config import RolloutConfig
-    from lldlib.recipes import train_config
-    from lldlib.rollout.loop import Rollout
-    from lldlib.world.registry import open_environment
-
-    environment = open_environment(train_config("grpo", 0, "half_taught"))
-    split = environment.training(planet)
-    rollout = Rollout(policy.tokenizer, environment.rules, split.tool, RolloutConfig())
-    questions = random.Random(seed).sample(split.questions, problems)
-    draw = torch.Generator().manual_seed(seed)
-    return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
-
-
-def charges(
-    terms: Mapping[str, Callable[..., torch.Tensor]], batches: int = 3, updates: int = 6
-) -> dict[str, list[float]]:
-    """What each term would charge before every update of one hot GRPO run, which has none of them.
-
-    A term is called as in `train_with`; one that has `ref_logp` is given those of the start too.
-    """
-    from lldlib.policy.score import score
-    from lldlib.rollout.batch import collate
-
-    policy, start = load_policy("half_taught"), load_policy("half_taught")
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-3, weight_decay=0.0)
-    told: dict[str, list[float]] = {name: [] for name in terms}
-    for number in range(batches):
-        batch = collate(roll_out(policy, planet=number, problems=24, seed=number))
-        A = losses.group_advantages(batch.rewards, batch.group, scale=True)
-        with torch.no_grad():
-            old, ref = (score(one.model, batch, 1.0).logp for one in (policy, start))
-        for _ in range(updates):
-            logp = score(policy.model, batch, 1.0).logp
-            for name, term in terms.items():
-                more = [ref] if "ref_logp" in inspect.signature(term).parameters else []
-                told[name].append(float(term(logp.detach(), old, A, batch.action_mask, *more)))
-            gain = losses.policy_gradient(logp, old, A, batch.action_mask)
-            optimizer.zero_grad()
-            losses.aggregate(gain, batch.action_mask, "token-mean").backward()
-            optimizer.step()
-    return told
-
-
-def train_with(
-    term: Callable[..., torch.Tensor],
-    batches: int,
-    problems: int = 64,
-    seed: int = 0,
-    rate: float = 1e-3,
-) -> list[float]:
-    """The reward of each batch of a GRPO run, hot unless told otherwise, with 0.5 `term` added.
-
-    `term(logp, old_logp, advantages, action_mask)` is a scalar, such as an LLDS of your own. The
-    loop is that of notebook 3: 16 updates per batch of `problems` questions with 5 answers each.
-    Each `seed` has its own planets and draws.
-    """
-    from lldlib.policy.score import score
-    from lldlib.rollout.batch import collate
-
-    policy, rewards = load_policy("half_taught"), []
-    optimizer = torch.optim.AdamW(policy.model.parameters(), weight_decay=0.0)
-    for step in range(batches):
-        optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / 5)
-        number = step + 1000 * seed
-        batch = collate(roll_out(policy, planet=number, problems=problems, seed=number))
-        with torch.no_grad():
-            old = score(policy.model, batch, 1.0).logp
-        A = losses.group_advantages(batch.rewards, batch.group, scale=True)
-        draws = torch.Generator().manual_seed(number)
-        order = torch.randperm(len(A), generator=draws, device="cpu")
-        for rows in order.tensor_split(16):
-            part = batch.rows(rows)
-            new = score(policy.model, part, 1.0).logp
-            given = new, old[rows, : new.shape[1]], A[rows], part.action_mask
-            gain = losses.aggregate(losses.policy_gradient(*given), part.action_mask, "token-mean")
-            optimizer.zero_grad()
-            (gain + 0.5 * term(*given)).backward()
-            torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-            optimizer.step()
-        rewards.append(batch.rewards.mean().item())
-    return rewards
-
-
-def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 20) -> pd.DataFrame:
-    """GRPO, or GRPO + LLDS, trained here and now as the recorded runs were: a line a batch.
-
-    `reward`; `drift`, what the batch's answers lost by its updates, in nats per token; and `move`,
-    the mean over its updates of half the mean squared change of the log-probs of their answers.
-    """
-    from lldlib.policy.score import score
-    from lldlib.recipes import train_config
-    from lldlib.train.trainer import Trainer
-    from lldlib.world.registry import open_environment
-
-    class Watched(Trainer):
-        def _inputs(self, experience, rows, *given):  # type: ignore[no-untyped-def]
-            self.part = experience.minibatch(rows)[0]
-            return super()._inputs(experience, rows, *given)
-
-        def _apply(self, loss, inputs, *given):  # type: ignore[no-untyped-def]
-            norm = super()._apply(loss, inputs, *given)
-            with torch.no_grad():
-                change = score(self.policy.model, self.part, 1.0).logp - inputs.logp
-            moves.append(float(change[self.part.action_mask].square().mean() / 2))
-            return norm
-
-    method, quiet = "llds" if llds else "grpo", {"eval_every": 0, "probe_every": 0}
-    config = train_config(method, seed, "half_taught", lr=rate, **quiet)
-    trainer = Watched(config, load_policy(config.policy), open_environment(config))
-    rows = []
-    for _ in range(batches):
-        moves: list[float] = []
-        metrics = trainer.step()[0]
-        rows.append((metrics["reward/mean"], -metrics["displacement/all_token"], fmean(moves)))
-    return pd.DataFrame(rows, columns=["reward", "drift", "move"])
-
-
 def early_rewards(batches: int) -> pd.DataFrame:
     """Of the recorded ladder of rates: the reward after so many batches, mean of the last two.
 
@@ -459,58 +337,6 @@ def ends_and_moves(
     ]
     rows.append(("your run", "", "", "", f"{1e3 * own.move[:5].mean():.1f}"))
     return ("arm", "end, seed 0", "seed 1", "seed 2", "move of an update (1e-3)"), rows
-
-
-def push_effects(seed: int, eta: float = 0.02) -> tuple[torch.Tensor, torch.Tensor]:
-    """How one small step moves each right answer (A > 0) of the half-taught agent's first batch.
-
-    First by the part of the gradient with A > 0, then, from the same weights, by the part with
-    A < 0; plain steps of size `eta`, no Adam. In nats per token, divided by `eta`. The batch has
-    32 questions with five answers each.
-    """
-    import copy
-
-    from lldlib.policy.score import score
-    from lldlib.recipes import train_config
-    from lldlib.train.trainer import Trainer
-    from lldlib.world.registry import open_environment
-
-    start, config = (
-        load_policy("half_taught"),
-        train_config("grpo", seed, "half_taught", problems=32),
-    )
-    batch = Trainer(config, start, open_environment(config)).collect()[1]
-    A, mask = losses.group_advantages(batch.rewards, batch.group, scale=True), batch.action_mask
-    logp, weights = score(start.model, batch, 1.0).logp, list(start.model.parameters())
-    term, changes = losses.policy_gradient(logp, logp.detach(), A, mask) / mask.sum(), []
-    for rows in (A > 0, A < 0):
-        gradient = torch.autograd.grad(term[rows].sum(), weights, retain_graph=True)
-        stepped = copy.deepcopy(start.model)
-        for weight, g in zip(stepped.parameters(), gradient, strict=True):
-            weight.data -= eta * g
-        new = score(stepped, batch, 1.0).logp.detach()
-        changes.append(((new - logp.detach()).sum(1) / mask.sum(1) / eta)[A > 0])
-    return changes[0], changes[1]
-
-
-def train_masked(mask_of: Callable[[Batch], torch.Tensor], batches: int) -> list[float]:
-    """The reward of each batch of a cooler GRPO run of seed 0 that takes `mask_of(batch)` for its
-    action mask: 16 questions with 5 answers each in 4 updates, as in atlas/unmasked.csv.
-    """
-    from lldlib.recipes import train_config
-    from lldlib.train.trainer import Trainer
-    from lldlib.world.registry import open_environment
-
-    class Masked(Trainer):
-        def collect(self) -> tuple[list[Episode], Batch]:
-            episodes, batch = super().collect()
-            return episodes, replace(batch, action_mask=mask_of(batch))
-
-    small = {"problems": 16, "updates_per_batch": 4, "lr": 2e-4, "warmup_batches": 0}
-    small |= {"kl_coef": 0.0, "eval_every": 0, "probe_every": 0}
-    config = train_config("grpo", 0, "half_taught", **small)
-    trainer = Masked(config, load_policy(config.policy), open_environment(config))
-    return [trainer.step()[0]["reward/mean"] for _ in range(batches)]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lldlib.course import train_with
+from lldlib.train.by_hand import train_with
 from lldlib.losses import aggregate, llds_penalty, preserved_mask
 
 HERE = Path(__file__).parent

@@ -379,6 +379,7 @@ def then_not(subject: Subject) -> str:
 
 @_promise("the anchor is the old policy, which sampled, not the reference")
 def old_anchor(subject: Subject) -> str:
+    """A fall under the old policy is charged, one under the reference is not."""
     fell = replace(FELL, ref_logp=FELL.logp - 8 * UNIT)  # under the old policy, over the reference
     rose = rows(("aaaaa", [-4] * 5, 1), ("aa.aa", [-4] * 5, 1))
     rose = replace(rose, ref_logp=rose.logp + 8 * UNIT)
@@ -602,6 +603,7 @@ def pure(subject: Subject) -> str:
 
 @_promise("bf16 log-probs are summed in float32: a long action's gate is as in exact arithmetic")
 def bf16(subject: Subject) -> str:
+    """A gate that only a sum in float32 finds shut stays shut."""
     # one fall of 2 nats and 600 rises of 1/256, 0.34 more; a sum in bf16 stays at 2
     width = 601
     old = torch.full((2, width), -0.5)

@@ -102,6 +102,7 @@ def search_rollout(
         raise ValueError("two questions have the same text: a prompt could not tell them apart")
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, list | None]:
+        """Episodes of the questions whose texts stand in `prompts`, as TRL wants them."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         if any(not p.numel() or hasattr(p, "ds_id") for p in model.parameters()):
             raise ValueError(
