@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from lldlib.train.by_hand import train_with
 from lldlib.losses import aggregate, llds_penalty, preserved_mask
+from lldlib.train.by_hand import train_with
 
 HERE = Path(__file__).parent
 SEEDS, BATCHES = range(3), 8
