@@ -333,19 +333,26 @@ def test_buttons_branch_and_rewind(lab):
         lab.chosen.value = "A"
         lab.checkpoints.value = 0
         lab.bar.buttons["rewind"].click()
-        await until(lambda: "A: 0 of 6" in lab.status.value)
+        await until(lambda: "paused | A: 0 of 6" in lab.status.value)
         lab.checkpoints.value = "now"
         lab.bar.buttons["rewind"].click()
-        assert "Choose an earlier checkpoint" in lab.status.value
+        said = "paused | A: 0 of 6 batches | B: 1 of 6 batches, reward 0.40 | <b>Choose an earlier"
+        assert said in lab.status.value
+        lab.view.value = "Compare"  # another look drops nothing
+        assert said in lab.status.value
+        lab.bar.buttons["step"].click()
+        await until(lambda: "A: 1 of 6" in lab.status.value)
+        assert "Choose" not in lab.status.value
 
     asyncio.run(scene())
-    assert batches(lab) == {"A": 0, "B": 1}
+    assert batches(lab) == {"A": 1, "B": 1}
 
 
 def test_what_cannot_be_done_is_said(lab):
     async def scene():
         lab.knobs.parts["lr"].value = 5e-5
         await until(lambda: "lr is &lt;5e-5&gt;" in lab.status.value)
+        assert "paused | A: 0 of 6 batches | <b>" in lab.status.value
 
     asyncio.run(scene())
     assert lab.knobs.parts["lr"].value == lab.runs["A"].config.lr == 1e-3

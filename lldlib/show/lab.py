@@ -61,6 +61,7 @@ class LiveLab(ipywidgets.VBox):
         self.steering, self.ghost = Steering(named), ghost
         self.playing = self._training = False  # asked to go on; a batch of that is going
         self._doing = ""  # what a control asked for and is not done
+        self._problem = ""  # why the last one failed
         self._rescuing = self._stopped = False
         self._heard, self._unheard, self._pinged = False, 0, 0.0
         self._worker = _one_thread("live-lab")
@@ -119,7 +120,7 @@ class LiveLab(ipywidgets.VBox):
     def play(self) -> None:
         """Go on, batch after batch, while the kernel stays free; needs a running event loop."""
         if not self.playing:
-            self.playing = True
+            self.playing, self._problem = True, ""
             if self._task is None or self._task.done():  # else a batch is still going
                 self._task = asyncio.get_running_loop().create_task(self._play())
 
@@ -170,7 +171,7 @@ class LiveLab(ipywidgets.VBox):
         self.playing = self._training = False
         self._show_state()
         if problem:
-            self._set_status(html.escape(problem))
+            self._tell(problem)
 
     def _catch_interrupts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make the kernel's Interrupt pause this lab, and every other that is going.
@@ -203,6 +204,7 @@ class LiveLab(ipywidgets.VBox):
         self._heard, self._unheard = True, 0
 
     def _wait(self, work: Callable[..., Any], *args: Any) -> None:
+        self._problem = ""
         self._worker.submit(self.steering.open).result()
         job = Job(work, *args)
         while not job.done:
@@ -227,7 +229,7 @@ class LiveLab(ipywidgets.VBox):
         """Let the worker do something between two batches, without waiting for it."""
         if self._doing:  # a click that was on its way when the controls went grey
             return
-        self._doing, self._stopped = doing, False
+        self._doing, self._stopped, self._problem = doing, False, ""
         self._show_state()
         self._begin(self._finish(Job(work, *args), after))
 
@@ -255,7 +257,7 @@ class LiveLab(ipywidgets.VBox):
             self.chosen.value = after
         self._show_state()
         if problem is not None:
-            self._set_status(html.escape(problem))
+            self._tell(problem)
 
     # -- the controls ------------------------------------------------------------------------------
 
@@ -296,7 +298,7 @@ class LiveLab(ipywidgets.VBox):
 
     def _on_rewind(self) -> None:
         if self.checkpoints.value == NOW:
-            self._set_status("Choose an earlier checkpoint to rewind to.")
+            self._tell("Choose an earlier checkpoint to rewind to.")
         else:
             name, step = self.chosen.value, self.checkpoints.value
             self._submit(f"rewinding {name}", self.steering.rewind, name, step)
@@ -367,7 +369,10 @@ class LiveLab(ipywidgets.VBox):
             rewards = Run(run.out).series("reward/mean")[1]
             reward = f", reward {rewards[-1]:.2f}" if rewards else ""
             parts.append(f"{name}: {run.next_batch} of {run.config.steps} batches{reward}")
-        self._set_status(" | ".join([self._state, *(html.escape(part) for part in parts)]))
+        said = " | ".join([self._state, *(html.escape(part) for part in parts)])
+        if self._problem:
+            said += f" | <b>{html.escape(self._problem)}</b>"
+        self.status.value = f'<span class="lab-status" role="status">{said}</span>'
 
     @property
     def _state(self) -> str:
@@ -378,8 +383,10 @@ class LiveLab(ipywidgets.VBox):
             return "playing"
         return "finishing this batch ..." if self._training else "paused"
 
-    def _set_status(self, text: str) -> None:
-        self.status.value = f'<span class="lab-status" role="status">{text}</span>'
+    def _tell(self, problem: str) -> None:
+        """Say what went wrong behind where each run stands, until something else is asked for."""
+        self._problem = problem
+        self._report()
 
 
 def _one_thread(name: str) -> ThreadPoolExecutor:
