@@ -66,7 +66,8 @@ GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, A ≥ 0": LLDS_COLOUR}
-SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0": LLDS_COLOUR, "GRPO, 3e-4": COOLER_COLOUR}
+SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0": LLDS_COLOUR}
+SMOLLM_COLOUR |= {"GRPO, 3e-4": COOLER_COLOUR, "GRPO, 1e-4": COOLER_COLOUR}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
 KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends
@@ -138,17 +139,20 @@ def transcript_figure(
 
 
 def smollm_runs() -> dict[str, list[Run]]:
-    """The recorded runs of SmolLM2, as many as there are, by the name of their settings."""
+    """The recorded runs of SmolLM2 by the names of `SMOLLM_COLOUR`; all others are left out."""
     arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
     for path in sorted((data_dir() / "atlas/smollm2").iterdir()):
         run = Run(path)
-        if run.config["skip_zero_updates"]:
-            continue  # a control of its own
+        name, rate = "GRPO", run.config["lr"]
         if run.config["method"] == "llds":
             positive = run.config["loss"]["llds_preserve"] == "positive"
-            arms[f"GRPO + LLDS, A {'>' if positive else '≥'} 0"].append(run)
-        else:
-            arms["GRPO, hot" if run.config["lr"] == 1e-3 else "GRPO, 3e-4"].append(run)
+            name += f" + LLDS, A {'>' if positive else '≥'} 0"
+        if rate != 1e-3:
+            name += f", {1e4 * rate:g}e-4"
+        elif name == "GRPO":
+            name += ", hot"
+        if name in arms and not run.config["skip_zero_updates"]:  # those are controls
+            arms[name].append(run)
     return {name: runs for name, runs in arms.items() if runs}
 
 
