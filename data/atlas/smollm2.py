@@ -18,7 +18,8 @@ COST = "displacement/correct"  # nats that a batch's updates add to a correct re
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
-    *("updates without a gradient", "held out, start to end: sampled", "greedy"),
+    *("updates without a gradient", "endless, last five"),
+    *("held out, start to end: sampled", "greedy"),
 )
 
 
@@ -72,6 +73,7 @@ def cells(run: Run) -> list[str]:
         f"{entropy[0]:.2f}, {entropy[-1]:.2f}",
         f"{fmean(present(run, 'reward/mixed_groups')):.2f}",
         f"{fmean(present(run, 'update/zero_gradient')):.2f}",
+        f"{fmean(present(run, 'stop/token_budget')[-WINDOW:]):.2f}",
         *exams,
     ]
 
