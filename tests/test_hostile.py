@@ -98,7 +98,7 @@ def test_the_labs_words_are_no_markup(tmp_path, monkeypatch):
     with hands.cheap():
         run = hands.TrainingRun(train_config("grpo", 0, **hands.SMALL), tmp_path / "run")
         lab = hands.LiveLab({HOSTILE: run})
-        lab._set_status(lab.status.value)
+        lab._tell(HOSTILE)
         for view in lab.view.options:
             lab.view.value = view
             for part in (lab.status, lab.table, lab.words):
