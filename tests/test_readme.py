@@ -72,15 +72,24 @@ def test_the_demo_s_verdict():
     assert f"```\n{verdict(rows)}\n```" in README
 
 
-def test_the_deciding_pair_where_searches_miss():
+def test_the_deciding_pairs():
     script("atlas/collect.py")  # which the other imports by its name
     uncertain = script("atlas/uncertain.py")
-    arms = uncertain.runs()[0.35]
-    plain, kept = uncertain.chosen(arms, llds=False), uncertain.chosen(arms, llds=True)
-    pairs = [uncertain.end(arms[kept][s]) - uncertain.end(arms[plain][s]) for s in uncertain.TEST]
-    assert len(pairs) == 10
-    told = uncertain.interval(pairs).removesuffix(", 10 pairs").replace("0.", ".")
-    assert f"LLDS minus GRPO is {told} on ten seeds" in README
+    runs = uncertain.runs()
+    plain, kept = (uncertain.chosen(runs[0.35], llds=kind) for kind in (False, True))
+    hotter = uncertain.Arm(None, kept.rate)
+
+    def told(misses: float, base: tuple) -> str:
+        arms = runs[misses]
+        ends = [uncertain.end(arms[kept][s]) - uncertain.end(arms[base][s]) for s in uncertain.TEST]
+        assert len(ends) == 10
+        return uncertain.interval(ends).removesuffix(", 10 pairs").replace("0.", ".")
+
+    assert f"on ten seeds LLDS minus GRPO is {told(0, plain)}" in README
+    assert f"and {told(0.35, plain)} where a third of the searches miss" in README
+    assert hotter.rate == 2 * plain.rate
+    assert f"at twice GRPO's best rate, LLDS is ahead by {told(0.35, hotter)}" in README
+    assert told(0, hotter).startswith("+.001 [-")
 
 
 def test_the_world_of_sparks():

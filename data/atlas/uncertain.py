@@ -131,12 +131,13 @@ def interval(pairs: list[float]) -> str:
 
 def main() -> None:
     """Choice, test, deciding pair, every seed; for each share of misses."""
+    plain = kept = None  # the choice of the last share that had one holds for the next
     for misses, arms in sorted(runs().items(), reverse=True):
         for name, wanted in (("choice, seeds 0 to 2", CHOICE), ("test, seeds 3 to 12", TEST)):
             own = {
-                arm: kept
+                arm: had
                 for arm, seeds in sorted(arms.items(), key=lambda pair: str(pair[0]))
-                if (kept := {seed: seeds[seed] for seed in wanted if seed in seeds})
+                if (had := {seed: seeds[seed] for seed in wanted if seed in seeds})
             }
             print(f"\nmisses {misses:g}, {name}\n")
             print(markdown_table(HEAD, ([str(arm), *cells(seeds)] for arm, seeds in own.items())))
@@ -146,11 +147,12 @@ def main() -> None:
             ]
             print("\nEvery seed's end, sampled\n")
             print(markdown_table(["arm", *map(str, wanted)], ends))
-        plain, kept = chosen(arms, llds=False), chosen(arms, llds=True)
+        plain = chosen(arms, llds=False) or plain
+        kept = chosen(arms, llds=True) or kept
         print(f"\nmisses {misses:g}, chosen: {plain}; {kept}")
         for base in [plain, *(arm for arm in arms if arm.coef is None and arm != plain)]:
             for other in sorted(arms, key=str):
-                same = base == plain or other.rate == base.rate
+                same = base == plain or other.rate == base.rate or other == kept
                 both = [seed for seed in TEST if seed in arms[other] and seed in arms.get(base, {})]
                 if same and other != base and len(both) > 1:
                     pairs = [end(arms[other][s]) - end(arms[base][s]) for s in both]

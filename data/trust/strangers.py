@@ -217,11 +217,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="files for each reader")
     parser.add_argument("--seed", type=int, default=0, help="of the first; one more for each file")
+    parser.add_argument("--readers", nargs="+", choices=READERS, default=list(READERS))
     given = parser.parse_args()
     end, total = given.seed + given.count, Counter()
     for first in range(given.seed, end, BLOCK):  # so that a long trial may be stopped at any block
         count, start = min(BLOCK, end - first), time.process_time()
-        for name in READERS:
+        for name in given.readers:
             ways, wrong = trial(name, count, first)
             total += ways
             print("\n".join(wrong[:3]), end="\n" * bool(wrong))
