@@ -7,7 +7,7 @@ import math
 import sys
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -158,6 +158,17 @@ class RolloutConfig:
     temperature: Positive = 1.0  # temperature of the sampler and of every log-prob
     # episodes generated at a time, exams included, which bounds memory (0 = a batch's)
     at_once: Whole = 0
+    # a sampler that is not quite the policy in training, as a rollout engine can be; exams ask the
+    # policy itself
+    sampler_weights: Literal["same", "bfloat16", "int8"] = "same"  # to what its weights are rounded
+    sampler_noise: Weight = 0.0  # deviation of noise on the sampler's logits, nats
+    # share of the probability that is sampled from, likeliest tokens first (code of LLDS: 0.95)
+    top_p: Share = 1.0
+
+    @property
+    def exact(self) -> "RolloutConfig":
+        """The same, sampled by the policy itself."""
+        return replace(self, sampler_weights="same", sampler_noise=0.0, top_p=1.0)
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,11 @@ class LossConfig:
     ratio_cap: Positive | None = None  # hard cap of the ratio (Lp-Reg's U)
     # largest ratio, before the clip (code of Search-R1 and LLDS: 100; None: e^20)
     ratio_limit: Positive | None = None
+    # which gain is clipped: ppo, the ratio; cispo, a constant weight of the log-prob; reinforce, none
+    surrogate: Literal["ppo", "cispo", "reinforce"] = "ppo"
+    # importance weight of a token, policy over sampler, at most its limit, or 0 beyond it
+    sampler_correction: Literal["none", "truncated", "masked"] = "none"
+    sampler_limit: Positive = 2.0  # that limit
     negative_weight: Weight = 1.0  # factor on negative advantages (a causal control)
     # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
     top_entropy: Share = 1.0
@@ -201,6 +217,9 @@ class LossConfig:
     lp_reg_quantile: Inside = 0.01  # rho, the share of tokens counted as low-probability
     lp_reg_filter: Literal["min-p", "fixed"] = "min-p"  # how the proxy drops noise tokens
     lp_reg_threshold: Below1 = 0.02  # threshold of that filter: kappa (min-p) or tau (fixed)
+    sapo_coef: Weight = 0.0  # weight of SAPO, on the rows that LLDS keeps
+    # largest ratio of a token that SAPO pulls back; at 1 it is LLDS with the gate "token"
+    sapo_ratio: Share = 0.8
 
 
 @dataclass(frozen=True)
@@ -257,6 +276,8 @@ class TrainConfig:
     questions_every: Whole = 0
     # rewards trained on; "coin", or "shuffled" in their groups, are causal controls
     rewards: Rewards = "true"
+    # share of the deviation of rewards that is trained on, most mixed groups first (RAGEN-2: 0.9)
+    keep_mixed: Share = 1.0
     # nats per token that a batch may cost its correct rows: LLDS's lambda follows it
     llds_target: Weight | None = None
     # episodes scored or trained at a time, which bounds memory (0 = all)

@@ -86,6 +86,13 @@ METHODS: dict[str, LossConfig] = {
     "gspo_llds": replace(_GRPO, **_GSPO, **_LLDS),
     # both papers' terms together: in neither
     "lp_reg_llds": replace(_GRPO, **_LP_REG, **_LLDS),
+    # SAPO for search agents, 2603.10069; its weight and threshold could not be had, so these are
+    # LLDS's weight of the atlas and the lower edge of the clip
+    "sapo": replace(_GRPO, sapo_coef=0.5),
+    # CISPO, 2506.13585, without KL; the cap of 5 is TRL's advice, since the paper gives none
+    "cispo": replace(_GRPO, surrogate="cispo", clip_high=4.0, kl_coef=0.0),
+    # REINFORCE with the group's mean as baseline: no deviation, no ratio, no clip
+    "reinforce": replace(_GRPO, surrogate="reinforce", scale_advantage=False),
     # causal control: is it the negative gradient? (PosOnly of 2505.18830)
     "positive_only": replace(_GRPO, negative_weight=0.0),
     # causal control: half of the negative gradient

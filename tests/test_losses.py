@@ -265,3 +265,74 @@ def test_answer_weight_schedules():
         for s in ("paper", "code")
     ]
     assert values == [[0.0, 0.5, 0.75, 1.0], [0.0, 0.0, 0.5, 1.0]]
+
+
+# -- rivals of 2026 ------------------------------------------------------------------------------
+
+
+def test_cispo_weighs_the_log_prob_by_a_ratio_cut_off_above_alone():
+    # ratios 1.5, .5, 8 with a cap of 5: -w A logp, whose gradient is -w A, for either sign
+    logp = ln([[1.5, 0.5, 8.0, 3.0]] * 2).requires_grad_()
+    rows, old = tensor([1.0, -2.0]), torch.zeros(2, 4)
+    term = losses.policy_gradient(logp, old, rows, PG_MASK, clip_high=4.0, surrogate="cispo")
+    weights = tensor([[1.5, 0.5, 5.0, 0.0]])
+    close(term.detach(), (-weights * rows[:, None] * logp.detach()).tolist())
+    term.sum().backward()
+    close(logp.grad, [[-1.5, -0.5, -5.0, 0.0], [3.0, 1.0, 10.0, 0.0]])
+
+
+def test_reinforce_has_no_ratio():
+    logp = ln([[1.5, 0.5, 8.0, 3.0]] * 2).requires_grad_()
+    rows, old = tensor([1.0, -2.0]), torch.zeros(2, 4)
+    losses.policy_gradient(logp, old, rows, PG_MASK, surrogate="reinforce").sum().backward()
+    close(logp.grad, [[-1.0, -1.0, -1.0, 0.0], [2.0, 2.0, 2.0, 0.0]])
+    ratio = losses.importance_ratio(logp, old, PG_MASK, "token")
+    kept = losses.clipped_tokens(
+        ratio, rows, PG_MASK, clip_low=0.2, clip_high=0.2, surrogate="reinforce"
+    )
+    assert not kept.any()
+
+
+def test_sapo_charges_tokens_of_good_rows_whose_ratio_is_under_its_threshold():
+    # ratios .5, .9, 1.1: under .8 is the first alone; rows of A < 0 are left alone
+    logp = ln([[0.5, 0.9, 1.1, 0.1]] * 3).requires_grad_()
+    rows, old, mask = tensor([1.0, 0.0, -1.0]), torch.zeros(3, 4), tensor([[YES, YES, YES, NO]] * 3)
+    term = losses.sapo_penalty(logp, old, rows, mask, ratio=0.8)
+    close(term.detach(), [[math.log(2), 0.0, 0, 0], [math.log(2), 0, 0, 0], [0.0] * 4])
+    term.sum().backward()
+    close(logp.grad, [[-1.0, 0, 0, 0], [-1.0, 0, 0, 0], [0, 0, 0, 0]])
+    strict = losses.sapo_penalty(logp, old, rows, mask, ratio=0.8, preserve="positive")
+    assert strict[0, 0] > 0 and not strict[1:].any()
+
+
+def test_sapo_at_ratio_one_is_llds_with_the_gate_of_a_token():
+    generator = torch.Generator().manual_seed(0)
+    logp, old = -torch.rand(2, 4, 6, generator=generator)
+    rows, mask = tensor([1.0, 0.0, -1.0, 2.0]), torch.rand(4, 6, generator=generator) > 0.3
+    llds = losses.llds_penalty(logp, old, rows, mask, gate="token")
+    assert llds.any()
+    assert losses.sapo_penalty(logp, old, rows, mask, ratio=1.0).equal(llds)
+
+
+def test_the_most_mixed_groups_hold_a_share_of_the_deviation():
+    # deviations of 5 rewards: one right .4472, two right .5477, all equal 0; the sum is 1.4422
+    rewards = tensor([1.0, 0, 0, 0, 0] + [1.0, 1, 0, 0, 0] + [1.0] * 5 + [0.0, 0, 0, 0, 1])
+    group = torch.arange(4).repeat_interleave(5)
+    each = [losses.most_mixed(rewards, group, share).view(4, 5) for share in (0.3, 0.6, 1.0)]
+    assert all(kept.all(1).equal(kept.any(1)) for kept in each)
+    assert [kept[:, 0].tolist() for kept in each] == [
+        [NO, YES, NO, NO],  # .5477 >= .3 * 1.4422
+        [YES, YES, NO, NO],  # .5477 < .8653 <= .9949
+        [YES, YES, NO, YES],
+    ]
+    assert not losses.most_mixed(torch.ones(10), group[:10], 0.9).any()
+
+
+def test_the_weight_of_the_samplers_correction():
+    # policy over sampler 3, .4, 1.5, off the mask; the limit 2 also bounds .5 from below
+    old, sampler = ln([[3.0, 0.4, 1.5, 9.0]]), torch.zeros(1, 4)
+    mask = tensor([[YES, YES, YES, NO]])
+    given = {"correction": "truncated", "limit": 2.0}
+    close(losses.sampler_weight(old, sampler, mask, **given), [[2.0, 0.4, 1.5, 1.0]])
+    given["correction"] = "masked"
+    close(losses.sampler_weight(old, sampler, mask, **given), [[0.0, 0.0, 1.5, 1.0]])

@@ -9,7 +9,8 @@ from helpers import naive_logits, random_batch, tiny_policy
 
 from lldlib.config import LossConfig
 from lldlib.losses import nthr_weights, prediction_error, proxy_log_prob
-from lldlib.policy.head import next_token
+from lldlib.policy.head import next_token, nucleus
+from lldlib.policy.rounding import rounded
 from lldlib.policy.score import score, score_sorted
 
 MIN_P = LossConfig(lp_reg_filter="min-p", lp_reg_threshold=0.02)
@@ -202,3 +203,55 @@ def test_temperature_0_is_greedy_and_gives_the_log_prob_at_temperature_1():
     tokens, logp = drawn([0.1, 0.2, 0.65, 0.05], [0.0, 0.99], temperature=0.0)
     assert tokens.tolist() == [2, 2]
     assert torch.allclose(logp.exp(), torch.tensor(0.65))
+
+
+# -- a sampler that is not quite the policy ------------------------------------------------------
+
+
+def test_a_nucleus_holds_the_likeliest_tokens_and_sums_to_1():
+    # .5, then .8, then .95: .9 needs three of them; .8 is reached by two
+    probs = torch.tensor([[0.05, 0.5, 0.15, 0.3]])
+    assert torch.allclose(nucleus(probs, 0.9), torch.tensor([[0, 0.5, 0.15, 0.3]]) / 0.95)
+    assert torch.allclose(nucleus(probs, 0.75), torch.tensor([[0, 0.5, 0, 0.3]]) / 0.8)
+    assert torch.allclose(nucleus(probs, 0.1), torch.tensor([[0.0, 1, 0, 0]]))
+
+
+def test_noise_on_logits_is_gaussian_and_a_matter_of_the_row_alone():
+    """At equal logits of two tokens their log-odds are the noise's difference, sqrt(2) wide."""
+    uniform = torch.rand(4000, generator=torch.Generator().manual_seed(0))
+    hidden = torch.zeros(4000, 2)
+    token, logp = next_token(
+        torch.nn.Identity(), hidden, temperature=1.0, uniform=uniform, noise=0.5
+    )
+    odds = torch.where(token == 0, 1.0, -1.0) * (logp - (-logp.exp()).log1p())
+    assert odds.mean().abs() < 0.05 and odds.std() == pytest.approx(0.5 * 2**0.5, rel=0.05)
+    some = slice(100, 110)
+    again, same = next_token(
+        torch.nn.Identity(), hidden[some], temperature=1.0, uniform=uniform[some], noise=0.5
+    )
+    assert again.equal(token[some]) and same.equal(logp[some])
+
+
+def test_greedy_draws_know_no_noise_and_no_nucleus():
+    hidden, uniform = torch.tensor([[0.1, 0.2, 0.0]]), torch.tensor([0.99])
+    token, logp = next_token(
+        torch.nn.Identity(), hidden, temperature=0.0, uniform=uniform, noise=9.0, top_p=0.1
+    )
+    assert token.item() == 1 and logp.item() == pytest.approx(hidden.log_softmax(-1)[0, 1].item())
+
+
+def test_rounded_weights_are_themselves_again():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4))
+    before = [p.clone() for p in model.parameters()]
+    with torch.inference_mode(), rounded(model, "int8"):
+        weight = model[0].weight
+        steps = weight / (weight.abs().amax(1, keepdim=True) / 127)
+        assert torch.allclose(steps, steps.round(), atol=1e-4)
+        assert not weight.equal(before[0]) and (weight - before[0]).abs().max() < 0.01
+        assert model[1].weight.equal(before[2])  # a vector stays
+    with pytest.raises(KeyError), rounded(model, "bfloat16"):
+        assert model[0].weight.equal(before[0].bfloat16().float())
+        raise KeyError
+    assert all(p.equal(old) for p, old in zip(model.parameters(), before, strict=True))
+    with rounded(model, "same"):
+        assert model[0].weight.equal(before[0])

@@ -29,8 +29,11 @@ from lldlib.losses.policy_gradient import (
     group_advantages,
     importance_ratio,
     mixed_group_share,
+    most_mixed,
     policy_gradient,
+    sampler_weight,
 )
+from lldlib.losses.sapo import sapo_penalty
 from lldlib.losses.term import Counts, LossInputs, Metric, Term, action_ids, aggregate
 
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "lp_reg_mask",
     "lp_reg_penalty",
     "mixed_group_share",
+    "most_mixed",
     "needs",
     "nthr_scores",
     "nthr_weights",
@@ -67,6 +71,8 @@ __all__ = [
     "proxy_log_prob",
     "proxy_logits",
     "regularizers",
+    "sampler_weight",
+    "sapo_penalty",
     "token_covariance",
     "top_entropy_mask",
 ]

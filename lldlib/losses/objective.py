@@ -16,6 +16,7 @@ from lldlib.losses.llds import LLDS
 from lldlib.losses.lp_reg import LP_REG
 from lldlib.losses.old_kl import OLD_KL
 from lldlib.losses.policy_gradient import POLICY
+from lldlib.losses.sapo import SAPO
 from lldlib.losses.term import Counts, LossInputs, Term, Value
 
 TERMS: tuple[Term, ...] = (  # in the order in which they are added up
@@ -26,6 +27,7 @@ TERMS: tuple[Term, ...] = (  # in the order in which they are added up
     KL_COV,
     LLDS,
     LP_REG,
+    SAPO,
 )
 REGULARIZERS = tuple(term for term in TERMS if term.coef)  # all but the policy term
 

@@ -19,6 +19,7 @@ from lldlib.losses.term import (
     Term,
     Value,
     action_mean,
+    aggregate,
     keep,
     log_ratio,
     per_token,
@@ -26,6 +27,8 @@ from lldlib.losses.term import (
 )
 
 Level = Literal["token", "sequence"]
+Surrogate = Literal["ppo", "cispo", "reinforce"]
+Correction = Literal["truncated", "masked"]
 
 # -- group-relative advantages -------------------------------------------------------------------
 
@@ -65,6 +68,26 @@ def mixed_group_share(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) ->
     return float(_mixed(rewards, index, len(numbers)).float().mean())
 
 
+def most_mixed(
+    rewards: Float[Tensor, " B"], group: Int[Tensor, " B"], share: Number
+) -> Bool[Tensor, " B"]:
+    """(B,) True in the groups whose rewards deviate most, until they hold `share` of all deviation.
+
+    The deviation is the unbiased one of a group's rewards; groups of equal rewards are out, and
+    with no other group all rows are. Source: RAGEN-2 2604.06268, top-p by its official code
+    (20daedc), where p is 0.9 and the sum may be .01 short.
+    """
+    numbers, index, size = group.unique(return_inverse=True, return_counts=True)
+    centred = rewards - (_group_sum(rewards, index, len(numbers)) / size)[index]
+    spread = _group_sum(centred.square(), index, len(numbers)).div(size - 1).sqrt()
+    spread = torch.where(_mixed(rewards, index, len(numbers)), spread, 0.0)
+    ordered, order = spread.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    kept = torch.zeros_like(spread, dtype=torch.bool)
+    kept[order] = (ordered > 0) & (before < share * spread.sum() - 0.01)
+    return kept[index]
+
+
 def _group_sum(
     values: Float[Tensor, " B"], index: Int[Tensor, " B"], groups: int
 ) -> Float[Tensor, " P"]:
@@ -93,6 +116,7 @@ def policy_gradient(
     level: Level = "token",
     ratio_cap: Number | None = None,
     ratio_limit: Number | None = None,
+    surrogate: Surrogate = "ppo",
 ) -> Float[Tensor, "B T"]:
     """Per-token surrogate to minimise: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
@@ -102,13 +126,18 @@ def policy_gradient(
     has no gradient. (Lp-Reg's code clips to [0, 10] inside the max: its cap binds for A > 0 only.)
     `ratio_limit` cuts r off before the clip, as the code of Search-R1 and LLDS does at 100: above
     it a token of A < 0 too, which the clip lets through, has no gradient. No paper prints it.
+    Two other surrogates take the gradient of the log-prob and silence no token: "cispo",
+    -stop(min(r, 1 + clip_high)) A logp, without a lower clip, and "reinforce", -A logp.
     Source: GRPO 2402.03300 Eq. 3; Clip-Higher (clip_high > clip_low), DAPO 2503.14476; GSPO
-    2507.18071 (`level="sequence"`, with "seq-mean-token-mean").
+    2507.18071 (`level="sequence"`, with "seq-mean-token-mean"); CISPO 2506.13585 Eq. 4 and 5.
     """
     ratio = importance_ratio(logp, old_logp, action_mask, level)
     if ratio_limit is not None:
         ratio = ratio.clamp(max=ratio_limit)
     advantage = per_token(advantages, action_mask)
+    if surrogate != "ppo":
+        weight = 1.0 if surrogate == "reinforce" else ratio.detach().clamp(max=1 + clip_high)
+        return -weight * advantage * keep(logp, action_mask)
     if ratio_cap is not None:
         return keep(-ratio.clamp(max=ratio_cap) * advantage, action_mask)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -145,11 +174,14 @@ def clipped_tokens(
     clip_high: Number,
     ratio_cap: Number | None = None,
     ratio_limit: Number | None = None,
+    surrogate: Surrogate = "ppo",
 ) -> Bool[Tensor, "B T"]:
     """(B, T) True where the clip leaves no gradient: r is out of range on the side of A.
 
-    Above `ratio_cap` or `ratio_limit` there is none on either side.
+    Above `ratio_cap` or `ratio_limit` there is none on either side. Only "ppo" silences a token.
     """
+    if surrogate != "ppo":
+        return torch.zeros_like(action_mask)
     limits = [limit for limit in (ratio_cap, ratio_limit) if limit is not None]
     over = action_mask & (ratio > min(limits, default=math.inf))
     if ratio_cap is not None:
@@ -158,6 +190,25 @@ def clipped_tokens(
     above = (advantage > 0) & (ratio > 1 + clip_high)
     below = (advantage < 0) & (ratio < 1 - clip_low)
     return over | action_mask & (above | below)
+
+
+def sampler_weight(
+    old_logp: Float[Tensor, "B T"],
+    sampler_logp: Float[Tensor, "B T"],
+    action_mask: Bool[Tensor, "B T"],
+    *,
+    correction: Correction,
+    limit: Number,
+) -> Float[Tensor, "B T"]:
+    """(B, T) w = exp(old_logp - sampler_logp), 1 outside the mask: what a token's term counts.
+
+    It puts right that tokens were drawn by a sampler which is not quite the old policy. "truncated"
+    cuts w off at `limit`; "masked" drops tokens of a larger w, and of one under 1 / limit.
+    """
+    weight = log_ratio(old_logp.detach(), sampler_logp, action_mask).exp()
+    if correction == "truncated":
+        return weight.clamp(max=limit)
+    return torch.where((weight > limit) | (weight < 1 / limit), 0.0, weight)
 
 
 # -- the term ------------------------------------------------------------------------------------
@@ -170,6 +221,7 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
         "clip_high": config.clip_high,
         "ratio_cap": config.ratio_cap,
         "ratio_limit": config.ratio_limit,
+        "surrogate": config.surrogate,
     }
     advantages = scaled_advantages(config, x)
     term = policy_gradient(
@@ -187,11 +239,21 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
             generator=x.generator,
         )
         term = torch.where(dropped, 0.0, term)
+    count, stats = None if counts is None else counts.actions, {}
+    if config.sampler_correction != "none":
+        weight = sampler_weight(
+            x.old_logp,
+            x.sampler_logp,
+            x.action_mask,
+            correction=config.sampler_correction,
+            limit=config.sampler_limit,
+        )
+        term = weight * term
+        stats = {"policy/sampler_weight": aggregate(weight, x.action_mask, "token-mean", count)}
     with torch.no_grad():
         ratio = importance_ratio(x.logp, x.old_logp, x.action_mask, config.ratio_level)
         clipped = clipped_tokens(ratio, advantages, x.action_mask, **clip)
-        count = None if counts is None else counts.actions
-        stats = {
+        stats |= {
             "policy/clip_share": token_share(clipped, x.action_mask, count),
             "policy/ratio_max": torch.where(x.action_mask, ratio, 0.0).amax(),
         }
@@ -210,6 +272,7 @@ def _needs(config: LossConfig) -> set[str]:
         "entropy": config.top_entropy < 1,
         "generator": config.clip_cov_share != 0,
         "negative_token_weights": config.nthr,
+        "sampler_logp": config.sampler_correction != "none",
     }
     return {name for name, is_wanted in wanted.items() if is_wanted}
 
@@ -231,6 +294,12 @@ POLICY = Term(
             "mean over updates of max over action tokens of exp(logp - old_logp)",
             "ratio",
             "1 at a batch's first update, then single digits; it inflates in a spiral",
+        ),
+        "policy/sampler_weight": Metric(
+            "weight of the sampler's correction",
+            "mean over action tokens of the importance weight, policy over sampler",
+            "ratio",
+            "1 where sampler and policy agree; near 0 hardly a token counts",
         ),
     },
 )

@@ -67,6 +67,7 @@ class LossInputs:
     generator: torch.Generator | None = None  # of Clip-Cov's draw
     low_logp: Float[Tensor, ""] | None = None  # losses.low_log_prob of the whole rollout batch
     proxy_kl: Float[Tensor, "B T"] | None = None  # losses.forward_kl to that proxy, with gradient
+    sampler_logp: Float[Tensor, "B T"] | None = None  # as the sampler gave them
 
 
 @dataclass(frozen=True)

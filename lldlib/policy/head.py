@@ -98,11 +98,15 @@ def next_token(
     *,
     temperature: float,
     uniform: Float[Tensor, " B"] | None,
+    noise: float = 0.0,
+    top_p: float = 1.0,
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     """Draw each row's next token by inverse CDF from its own `uniform` number, with its log-prob.
 
     The token is the first whose cumulated probability exceeds u, u float32 in [0, 1).
     `temperature` 0 takes the most likely token (its log-prob is then given at temperature 1).
+    Otherwise `noise` is the deviation of Gaussian noise on the logits, nats, and only the likeliest
+    tokens whose probability together reaches `top_p` are drawn. Log-probs are those drawn from.
     """
     logits = head(hidden)
     logits = logits.to(_working(logits))
@@ -110,13 +114,43 @@ def next_token(
         probs = logits.softmax(-1)
         drawn = probs.argmax(-1, keepdim=True)
     else:
-        probs = (logits / temperature).softmax(-1)
+        logits = logits / temperature
+        if noise:
+            logits = logits + noise * _gaussian(uniform, logits.shape[-1]).to(logits)
+        probs = logits.softmax(-1)
+        if top_p < 1:
+            probs = nucleus(probs, top_p)
         # In float64, u < 1 of float32 times the total is less than the total to the bit, and so a
         # token is always found, and never one of probability 0.
         cumulated = probs.cumsum(-1, dtype=torch.float64)
         sought = uniform.double()[:, None] * cumulated[:, -1:]
         drawn = torch.searchsorted(cumulated, sought, right=True)
     return drawn[:, 0], probs.gather(-1, drawn)[:, 0].log()
+
+
+def nucleus(probs: Float[Tensor, "B V"], top_p: float) -> Float[Tensor, "B V"]:
+    """(B, V) the likeliest tokens whose probability together reaches `top_p`, scaled to sum to 1.
+
+    Source: nucleus sampling, 1904.09751.
+    """
+    ordered, index = probs.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.where(before < top_p, ordered, 0.0)
+    return torch.zeros_like(probs).scatter(-1, index, kept / kept.sum(-1, keepdim=True))
+
+
+def _gaussian(uniform: Float[Tensor, " B"], size: int) -> Float[Tensor, "B V"]:
+    """(B, V) standard normal numbers that depend on a row's `uniform` number alone.
+
+    A row so draws the same, whatever rows are drawn beside it and on which device.
+    """
+    place = torch.arange(1, size + 1, device=uniform.device, dtype=torch.float64)
+    row = uniform.double()[:, None]
+    first, second = (
+        (torch.sin(row * a + place * b) * 43758.5453).frac().abs()
+        for a, b in ((7919.31, 12.9898), (5281.77, 78.233))
+    )
+    return (-2 * (1 - first).clamp(min=1e-12).log()).sqrt() * torch.cos(2 * math.pi * second)
 
 
 def prediction_errors(

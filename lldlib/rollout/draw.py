@@ -38,12 +38,15 @@ class Drawer:
         capacity: int,
         *,
         temperature: float,
+        noise: float = 0.0,
+        top_p: float = 1.0,
         block: int | None = None,
     ):
         self.device = next(model.parameters()).device
         block = block or (1 if self.device.type == "cpu" else BLOCK)
         head = model.get_output_embeddings()
-        self.next = partial(next_token, head, temperature=temperature)
+        how = {"temperature": temperature, "noise": noise, "top_p": top_p}
+        self.next = partial(next_token, head, **how)
         with current(self.device):
             self.decoder = make_decoder(model, rows, capacity + block)
             self.ragged = self.decoder.ragged

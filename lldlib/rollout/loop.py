@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from lldlib.config import RolloutConfig
 from lldlib.files import Foreign, clean
 from lldlib.policy.load import TAGS, end_tokens, unpacked
+from lldlib.policy.rounding import rounded
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.draw import Drawer
 from lldlib.types import Episode, Question, StopReason, Turn
@@ -154,6 +155,7 @@ class Rollout:
         """`samples` episodes a question, in the given order; `temperature` 0 is greedy.
 
         At most `config.at_once` rows are generated at a time (0: the rows of a training batch).
+        Where the config has a sampler that differs from the policy, that one draws.
         The `generator` is one of the CPU, wherever the model is. The model samples in evaluation
         mode, since gradient checkpointing in training mode would switch the cache off.
         """
@@ -180,7 +182,7 @@ class Rollout:
         )
         rows = [self._start(row, *pair) for row, pair in enumerate(asked)]
         left = rows
-        with unpacked(model):
+        with rounded(model, self.config.sampler_weights), unpacked(model):
             while left:
                 left = self._wave(model, left, chance, temperature)
         return [self._end(row) for row in rows]
@@ -191,7 +193,8 @@ class Rollout:
         """Run as many rows as one cache takes, and those that can join them; what is left then."""
         config = self.config
         size = min(config.at_once or config.problems * config.group_size, len(left))
-        drawer = Drawer(model, size, config.max_tokens, temperature=temperature)
+        how = {"noise": config.sampler_noise, "top_p": config.top_p}
+        drawer = Drawer(model, size, config.max_tokens, temperature=temperature, **how)
         joining = len(left) if drawer.ragged else size
         self._roll(drawer, left[:size], left[size:joining], chance)
         return left[joining:]

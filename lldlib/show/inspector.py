@@ -121,7 +121,11 @@ def _policy(token: TokenStep, loss: LossConfig) -> list[str]:
     given = f"exp(now - sampled) = exp({token.now:.3f} + {-token.logp:.3f})"
     if loss.ratio_level == "sequence":
         given = "exp(mean over the row of now - sampled)"
-    if loss.ratio_cap is None:
+    if loss.surrogate != "ppo":
+        most = "1" if loss.surrogate == "reinforce" else f"min(r, {1 + loss.clip_high:g})"
+        weight = 1.0 if loss.surrogate == "reinforce" else min(r, 1 + loss.clip_high)
+        rule, filled = f"-{most} A now", f"-{weight:.3f} x {a:.3f} x {token.now:.3f}"
+    elif loss.ratio_cap is None:
         low, high = 1 - loss.clip_low, 1 + loss.clip_high
         rule = f"-min(r A, clip(r, {low:g}, {high:g}) A)"
         filled = f"-min({r:.3f} x {a:.3f}, {min(max(r, low), high):.3f} x {a:.3f})"
@@ -134,7 +138,8 @@ def _policy(token: TokenStep, loss: LossConfig) -> list[str]:
     elif gradient == 0 and a:
         why = "0, silenced: not among the tokens that are trained"
     else:
-        why = f"-r A / {part:g} = {gradient + 0.0:+.3g}"
+        weight = {"ppo": "r", "cispo": "min(r, cap)", "reinforce": "1"}[loss.surrogate]
+        why = f"-{weight} A / {part:g} = {gradient + 0.0:+.3g}"
     return [
         f"r = {given} = {r:.3f};  A = {a:+.3f}",
         f"policy = {rule} = {filled} = {token.policy + 0.0:+.3f}, one of {part:g} in the mean",

@@ -264,6 +264,7 @@ def _numbers(x: LossInputs, config: LossConfig) -> dict[str, Tensor]:
         "clip_high": config.clip_high,
         "ratio_cap": config.ratio_cap,
         "ratio_limit": config.ratio_limit,
+        "surrogate": config.surrogate,
     }
     mask, advantages = x.action_mask, scaled_advantages(config, x)
     rows = (x.logp, x.old_logp, advantages, mask)

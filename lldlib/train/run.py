@@ -197,7 +197,7 @@ class TrainingRun:
             return
         policy, environment = self.setting.policy, self.setting.environment
         split, config = environment.heldout, self.config
-        rollout = Rollout(policy.tokenizer, environment.rules, split.tool, config.rollout)
+        rollout = Rollout(policy.tokenizer, environment.rules, split.tool, config.rollout.exact)
         asked = measure.fixed_questions(split.questions)
         for episode in measure.answers(policy.model, rollout, asked, config):
             self.writer.question(self.next_batch, record(episode, policy.tokenizer))
@@ -270,7 +270,7 @@ def exam_scores(setting: Setting, config: RolloutConfig) -> dict[str, float]:
 
 def _exam(setting: Setting, config: RolloutConfig, name: str, split: Split) -> dict[str, float]:
     policy = setting.policy
-    rollout = Rollout(policy.tokenizer, setting.environment.rules, split.tool, config)
+    rollout = Rollout(policy.tokenizer, setting.environment.rules, split.tool, config.exact)
     sampled, greedy = (
         ask(policy, rollout, split.questions, temperature=temperature, samples=split.samples)
         for temperature in (config.temperature, 0.0)

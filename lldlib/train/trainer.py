@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lldlib.config import LossConfig, TrainConfig
-from lldlib.losses import LossInputs, compute_loss, needs
+from lldlib.losses import LossInputs, compute_loss, most_mixed, needs
 from lldlib.losses.llds import dual_weight
 from lldlib.losses.objective import derived
 from lldlib.policy.load import Policy, reference_model
@@ -128,8 +128,7 @@ class Trainer:
 
     def _update(self, experience: Experience) -> dict[str, float]:
         """Several optimiser updates, one minibatch of rows each; terms are averaged over them."""
-        rows = experience.finite.nonzero()[:, 0]
-        count = min(self.config.updates_per_batch, len(rows))
+        rows, count = self._trained_rows(experience)
         shuffled = torch.Generator().manual_seed(self._seed("order"))
         order = rows[torch.randperm(len(rows), generator=shuffled).to(self.device)]
         draws = torch.Generator().manual_seed(self._seed("dropped"))
@@ -153,10 +152,23 @@ class Trainer:
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
             "update/zero_gradient": finite.count(0.0) / max(1, count),
             "update/skipped": float(self.skipped),
-            "update/left_out": float(len(experience.finite) - len(rows)),
+            "update/left_out": float((~experience.finite).sum()),
             "update/lr": rate,
         }
         return mean | norm
+
+    def _trained_rows(self, experience: Experience) -> tuple[Int[Tensor, " n"], int]:
+        """The rows of this batch's updates, and how many updates they make.
+
+        Where only mixed groups are trained on there are fewer updates, of about as many rows each.
+        """
+        rows, share = experience.finite, self.config.keep_mixed
+        updates, whole = self.config.updates_per_batch, int(rows.sum())
+        if share < 1:
+            rows = rows & most_mixed(experience.batch.rewards, experience.batch.group, share)
+            updates = math.ceil(updates * int(rows.sum()) / max(1, whole))
+        chosen = rows.nonzero()[:, 0]
+        return chosen, min(updates, len(chosen))
 
     @property
     def objective(self) -> LossConfig:
@@ -204,6 +216,7 @@ class Trainer:
             generator=draws,
             low_logp=experience.low_logp,
             proxy_kl=new.proxy_kl,
+            sampler_logp=cut(experience.batch.sampler_logp),
         )
 
     def _is_whole(self, rows: Int[Tensor, " n"]) -> bool:
