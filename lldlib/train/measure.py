@@ -41,6 +41,7 @@ def negative_share(model: nn.Module, experience: Experience, config: TrainConfig
             entropy=old.entropy,
             negative_token_weights=experience.negative_token_weights,
             generator=torch.Generator(),  # of its own: that of the updates stays as it is
+            sampler_logp=batch.sampler_logp,
         )
         compute_loss(bare, inputs)[0].backward()
         norms.append(_norm_through(model, batch, inputs.logp, config))
