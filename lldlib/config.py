@@ -160,7 +160,7 @@ class RolloutConfig:
     at_once: Whole = 0
     # a sampler that is not quite the policy in training, as a rollout engine can be; exams ask the
     # policy itself
-    sampler_weights: Literal["same", "bfloat16", "int8"] = "same"  # to what its weights are rounded
+    sampler_weights: Literal["same", "bfloat16", "int8"] = "same"  # rounding of its weights
     sampler_noise: Weight = 0.0  # deviation of noise on the sampler's logits, nats
     # share of the probability that is sampled from, likeliest tokens first (code of LLDS: 0.95)
     top_p: Share = 1.0
@@ -183,11 +183,12 @@ class LossConfig:
     ratio_cap: Positive | None = None  # hard cap of the ratio (Lp-Reg's U)
     # largest ratio, before the clip (code of Search-R1 and LLDS: 100; None: e^20)
     ratio_limit: Positive | None = None
-    # which gain is clipped: ppo, the ratio; cispo, a constant weight of the log-prob; reinforce, none
+    # gain of a token: ppo, the clipped ratio; cispo, its log-prob by a clipped constant ratio;
+    # reinforce, its log-prob
     surrogate: Literal["ppo", "cispo", "reinforce"] = "ppo"
     # importance weight of a token, policy over sampler, at most its limit, or 0 beyond it
     sampler_correction: Literal["none", "truncated", "masked"] = "none"
-    sampler_limit: Positive = 2.0  # that limit
+    sampler_limit: Positive = 2.0  # limit of that weight
     negative_weight: Weight = 1.0  # factor on negative advantages (a causal control)
     # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
     top_entropy: Share = 1.0

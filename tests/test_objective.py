@@ -80,10 +80,11 @@ WEIGHTS_OFF = {
     "old_kl_coef": 0.0,
     "llds_coef": 0.0,
     "lp_reg_coef": 0.0,
+    "sapo_coef": 0.0,
     "negative_weight": 1.0,
 }
 POLICY = {"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": None, "kl_coef": 0.001}
-POLICY |= {"ratio_limit": None}
+POLICY |= {"ratio_limit": None, "surrogate": "ppo"}
 TOKEN_LEVEL = {"ratio_level": "token", "aggregation": "token-mean"}
 
 

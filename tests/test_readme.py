@@ -107,8 +107,8 @@ def test_the_world_of_sparks():
 
 
 def test_the_methods_are_counted():
-    """Eleven besides GRPO, LLDS and Lp-Reg: their variants and combinations are not counted."""
+    """Fourteen besides GRPO, LLDS and Lp-Reg: their variants and combinations are not counted."""
     from lldlib.recipes import METHODS
 
     kinds = {re.sub(r"_(code|fixed|response|token|ma|llds)", "", name) for name in METHODS}
-    assert len(kinds - {"grpo", "llds", "lp_reg"}) == 11
+    assert len(kinds - {"grpo", "llds", "lp_reg"}) == 14

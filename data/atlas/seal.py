@@ -27,12 +27,9 @@ class Seal(Trainer):
         super().__init__(*args)
         width = self.policy.model.config.hidden_size
         torch.manual_seed(self.config.seed)
-        inner = [
-            layer
-            for _ in range(LAYERS - 1)
-            for layer in (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
-            + (nn.Dropout(DROPPED),)
-        ]
+        inner = []
+        for _ in range(LAYERS - 1):
+            inner += [nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Dropout(DROPPED)]
         self.judge = nn.Sequential(*inner, nn.Linear(width, 1))
         self.judges = torch.optim.AdamW(self.judge.parameters(), lr=self.config.lr)
         self.told = []

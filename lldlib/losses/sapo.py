@@ -66,5 +66,4 @@ SAPO = Term(
     metrics={
         "sapo/value": Metric("SAPO", "mean over updates of the SAPO term, before w", NATS, SMALL)
     },
-    symbol="SAPO w",
 )
