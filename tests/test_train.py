@@ -22,7 +22,7 @@ from helpers import (
     weights,
 )
 
-from lldlib.config import LossConfig
+from lldlib.config import LossConfig, TrainConfig
 from lldlib.losses import (
     LossInputs,
     compute_loss,
@@ -32,11 +32,12 @@ from lldlib.losses import (
 )
 from lldlib.losses.llds import dual_weight
 from lldlib.policy.score import score
-from lldlib.recipes import METHODS
+from lldlib.recipes import METHODS, train_config
 from lldlib.runs.glossary import describe
 from lldlib.seeds import seed_for
 from lldlib.train import measure
 from lldlib.train import trainer as train
+from lldlib.train.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("answering_pays")
 
@@ -419,3 +420,60 @@ def test_the_state_holds_the_settings_as_they_are_now():
     run = micro_trainer()
     run.turn(lr=0.5)
     assert run.state()[1]["config"] == dataclasses.asdict(replace(MICRO, lr=0.5))
+
+
+# -- a sampler that is not quite the policy ------------------------------------------------------
+
+
+def with_sampler(**settings) -> TrainConfig:
+    return replace(MICRO, rollout=replace(MICRO.rollout, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [({"sampler_noise": 1.0}, 0.3), ({"sampler_weights": "int8"}, 1e-4), ({"top_p": 0.9}, 0.01)],
+)
+def test_a_sampler_differs_and_the_old_policy_is_the_trainers(monkeypatch, settings, least):
+    seen, run = spied(monkeypatch), micro_trainer(with_sampler(**settings))
+    before = weights(run)
+    old = copy.deepcopy(run.policy.model)
+    episodes, batch = run.collect()
+    assert same(before, weights(run))  # what was rounded is whole again
+    gap = (batch.sampler_logp - score(old, batch, 1.0).logp)[batch.action_mask].abs()
+    assert gap.max() > least
+    metrics, _ = run.step()
+    assert metrics["policy/sampler_gap"] > least
+    assert seen[0].old_logp.equal(seen[0].logp.detach())  # of the trainer
+
+
+def test_the_correction_weighs_tokens_by_policy_over_sampler():
+    noisy = with_sampler(sampler_noise=1.0)
+    runs = {}
+    for how in ("none", "truncated", "masked"):
+        config = replace(noisy, loss=replace(BARE, sampler_correction=how))
+        runs[how] = after(config)
+    assert "policy/sampler_weight" not in runs["none"][1]
+    cut, masked = (runs[how][1]["policy/sampler_weight"] for how in ("truncated", "masked"))
+    assert 0 < masked < cut < 1.5
+    assert not same(runs["none"][0], runs["truncated"][0])
+    exact = replace(MICRO, loss=replace(BARE, sampler_correction="truncated"))
+    assert after(exact)[1]["policy/sampler_weight"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_exams_ask_the_policy_itself(tmp_path):
+    told = []
+    for name, given in {"own": {}, "other": {"sampler_noise": 2.0, "top_p": 0.5}}.items():
+        config = train_config("grpo", 0, "half_taught", heldout_limit=8, probe_every=0, **given)
+        run = TrainingRun(config, tmp_path / name)
+        told.append(run.heldout_metrics())
+        run.writer.close()
+    assert told[0] == told[1] and 0 < told[0]["eval/heldout_em"] < 1
+
+
+def test_only_mixed_groups_make_fewer_updates_of_as_many_rows(monkeypatch):
+    seen, run = spied(monkeypatch), micro_trainer(replace(MICRO, keep_mixed=0.5))
+    monkeypatch.setattr(train, "most_mixed", lambda rewards, group, share: group < 2)
+    metrics, _ = run.step()  # 8 of 16 rows, so 2 of 3 updates
+    told = [inputs for inputs in seen if inputs.logp.requires_grad]
+    assert [len(inputs.advantages) for inputs in told] == [4, 4]
+    assert metrics["update/left_out"] == 0

@@ -32,7 +32,8 @@ from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
-OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef", "sapo_coef")  # weights of what reads new against old
+# weights of what reads new against old
+OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef", "sapo_coef")
 
 FIXED = {"policy", "load", "data"}  # of the config: what a run is made of
 
