@@ -117,6 +117,7 @@ class Recipe:
     loss: Mapping[str, object] = field(default_factory=dict)  # what changes in every method
     weights: Mapping[str, float] = field(default_factory=dict)  # in methods that have the term
     best_rate: float | None = None  # of GRPO alone: the best learning rate of those tried
+    demo_rate: float | None = None  # of the demo, where GRPO dies within its 25 batches
 
     def loss_of(self, name: str) -> LossConfig:
         """A method's LossConfig by this recipe; ValueError for an unknown method."""
@@ -161,6 +162,7 @@ SHUFFLED = Recipe(
     loss={"llds_preserve": "positive"},
     weights={"llds_coef": 0.5},  # the paper's 0.2 lives here too, and learns less (data/atlas)
     best_rate=2e-4,
+    demo_rate=1.2e-3,
 )
 
 # the shuffled atlas for a real model with adapters, after its start (data/smollm2): short episodes

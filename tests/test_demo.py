@@ -68,8 +68,8 @@ def test_the_third_arm_is_grpo_at_its_own_best_rate(tmp_path):
         "grpo_best_rate": "grpo",
     }
     assert [row["arm"] for row in rows] == list(arms)
-    assert arms["grpo"]["lr"] == arms["llds"]["lr"] == SHUFFLED.settings["lr"]
-    assert arms["grpo_best_rate"]["lr"] == SHUFFLED.best_rate != SHUFFLED.settings["lr"]
+    assert arms["grpo"]["lr"] == arms["llds"]["lr"] == SHUFFLED.demo_rate
+    assert arms["grpo_best_rate"]["lr"] == SHUFFLED.best_rate != SHUFFLED.demo_rate
 
 
 def test_the_verdict_is_in_plain_words():

@@ -20,11 +20,8 @@ from lldlib.losses.term import (
     RowOrToken,
     Term,
     Value,
-    action_ids,
-    aggregate,
     keep,
     per_token,
-    token_share,
 )
 
 
@@ -96,10 +93,10 @@ def llds_parts(
             "answer_weight needs answer_mask: pass the mask of the final answer tokens"
         )
     preserved = preserved_mask(advantages, action_mask, preserve)
-    fall = likelihood_fall(logp, old_logp, preserved)
-    is_open = preserved & (_gated_sum(fall.detach(), action_mask, gate) > 0)
-    penalty = keep(fall.relu(), is_open)
-    if answer_mask is not None:
+    fall = likelihood_fall(logp.detach(), old_logp, preserved)
+    is_open = preserved & (_gated_sum(fall, action_mask, gate) > 0)
+    penalty = likelihood_fall(logp, old_logp, is_open & (fall > 0))
+    if answer_weight != 1.0:
         penalty = torch.where(answer_mask, answer_weight * penalty, penalty)
     return LLDSParts(penalty, is_open, preserved)
 
@@ -109,9 +106,10 @@ def _gated_sum(
 ) -> Float[Tensor, "B #T"]:
     """The fall summed over what the gate looks at; (B, 1) where that is the row."""
     if gate == "action":
-        ids = action_ids(action_mask)
-        sums = fall.new_zeros(fall.shape[0], fall.shape[1] + 1).scatter_add(1, ids, fall)
-        return sums.gather(1, ids)
+        # A token off the mask, whose fall is 0, may count as one of the action before it.
+        ids = torch.zeros(action_mask.shape, dtype=torch.long, device=fall.device)
+        torch.cumsum(action_mask[:, 1:] > action_mask[:, :-1], 1, out=ids[:, 1:])
+        return torch.zeros_like(fall).scatter_add_(1, ids, fall).gather(1, ids)
     if gate == "response":
         return fall.sum(1, keepdim=True)
     if gate == "token":
@@ -199,12 +197,12 @@ def _value(config: LossConfig, x: LossInputs, counts: Counts | None) -> Value:
         answer_mask=x.answer_mask,
         answer_weight=weight,
     )
-    preserved, actions = (None, None) if counts is None else (counts.preserved, counts.actions)
-    if config.llds_normalizer == "preserved":
-        value = aggregate(parts.penalty, parts.preserved, "token-mean", preserved)
-    else:
-        value = aggregate(parts.penalty, x.action_mask, "token-mean", actions)
-    share = token_share(parts.gate, parts.preserved, preserved)
+    kept = parts.preserved.sum() if counts is None else counts.preserved
+    divisor = kept
+    if config.llds_normalizer == "all":
+        divisor = x.action_mask.sum() if counts is None else counts.actions
+    value = parts.penalty.sum() / (divisor if divisor else 1)  # off the mask it is 0
+    share = parts.gate.sum() / (kept if kept else 1)
     return value, {"llds/value": value, "llds/open_gate_share": share}
 
 
