@@ -437,7 +437,7 @@ def test_a_sampler_differs_and_the_old_policy_is_the_trainers(monkeypatch, setti
     seen, run = spied(monkeypatch), micro_trainer(with_sampler(**settings))
     before = weights(run)
     old = copy.deepcopy(run.policy.model)
-    episodes, batch = run.collect()
+    _, batch = run.collect()
     assert same(before, weights(run))  # what was rounded is whole again
     gap = (batch.sampler_logp - score(old, batch, 1.0).logp)[batch.action_mask].abs()
     assert gap.max() > least

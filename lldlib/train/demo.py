@@ -36,9 +36,10 @@ def demo(
 ) -> tuple[list[Row], dict[str, list[Run]], dict[Path, str]]:
     """Train the arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
-    The arms are GRPO and GRPO + LLDS, at the recipe's rate for the demo where it has one, and, where
-    the recipe knows it, GRPO at its own best learning rate. Writes summary.json (the rows) there; returns the rows, the runs by arm and what went
-    wrong, by folder. `overrides` are those of `recipes.train_config`.
+    The arms are GRPO and GRPO + LLDS, at the recipe's rate for the demo where it has one, and,
+    where the recipe knows it, GRPO at its own best learning rate. Writes summary.json (the rows)
+    there; returns the rows, the runs by arm and what went wrong, by folder. `overrides` are those
+    of `recipes.train_config`.
     """
     recipe = built_in(overrides.get("policy", TrainConfig.policy))
     given = "lr" in overrides or recipe.demo_rate is None
