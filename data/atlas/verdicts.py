@@ -1,7 +1,9 @@
-"""The tables of weight.md, mismatch.md and rivals.md: python data/atlas/verdicts.py
+"""Tables of weight.md, mismatch.md, rivals.md and of uncertain.md's long runs and second searches.
 
-Reads weight.jsonl.gz, mismatch.jsonl.gz, rivals.jsonl.gz and, of weight, uncertain.jsonl.gz. An end
-is the mean of the evaluations after 30 and 40 batches.
+    python data/atlas/verdicts.py
+
+Reads weight.jsonl.gz, mismatch.jsonl.gz, rivals.jsonl.gz, long_misses.jsonl.gz, again.jsonl.gz and,
+for weight, uncertain.jsonl.gz. An end is the mean of the evaluations after 30 and 40 batches.
 """
 
 from collections import defaultdict
@@ -9,12 +11,12 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from collect import gathered
-from ends import BATCHES, Rows, ends, exam, fates
+from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
 
 from lldlib.files import markdown_table
 
 MISSING, DRIFT = "eval/missing_em", "displacement/all_token"
-NO_GRADIENT = "update/zero_gradient"
+NO_GRADIENT, TOKENS, TENS = "update/zero_gradient", "length/tokens", range(0, BATCHES, 10)
 LOST = "displacement/correct_token"  # nats per token that a batch's updates add to correct rows
 
 Found = dict[tuple, dict[int, Rows]]  # by what is varied, then by seed
@@ -82,6 +84,8 @@ def mismatch() -> None:
         ]
         arm = {"grpo": "GRPO", "llds": "GRPO + LLDS"}[given["method"]]
         fixed = given.get("sampler_correction")
+        if "arm" in given:
+            fixed = "ratio to the sampler"
         return " ".join(sampler) or "the policy itself", arm + (f", {fixed}" if fixed else "")
 
     rows = []
@@ -128,7 +132,60 @@ def rivals() -> None:
     print(markdown_table(head, rows))
 
 
+FROM = 100  # the batch from which a long run is described
+LAST = 10  # batches of a mean at the end, and of those among which the deepest fall is sought
+
+
+def ranged(rows: Rows, key: str) -> str:
+    """Mean, lowest and highest of the evaluations from batch FROM on."""
+    values = [row[key] for row in rows[FROM - 1 :] if key in row]
+    return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def deepest(rewards: list[float]) -> str:
+    """How far a mean of ten batches sinks under its best before, and where those ten begin."""
+    means = [fmean(rewards[i : i + LAST]) for i in range(len(rewards) - LAST + 1)]
+    falls = [max(means[: i + 1]) - mean for i, mean in enumerate(means)]
+    return f"{max(falls):.2f} at {falls.index(max(falls))}"
+
+
+def long() -> None:
+    """Runs of 300 batches with misses .35, from batch FROM on."""
+    rows = []
+    for given, own in gathered("long_misses.jsonl.gz"):
+        arm = f"LLDS {given['llds_coef']}" if given["method"] == "llds" else "GRPO"
+        end = own[-LAST:]
+        worst = min(own, key=lambda r: r[LOST] if r.get(LOST) is not None else 0.0)
+        rows.append(
+            [
+                *(f"{arm}, {float(given['lr']) * 1e4:g}e-4", given["seed"], str(len(own))),
+                *(ranged(own, key) for key in (SAMPLED, GREEDY, MISSING)),
+                deepest([row["reward/mean"] for row in own]),
+                f"{worst[LOST]:+.2f} at {worst['step']}",
+                *(f"{fmean(r[key] for r in end):.2f}" for key in ("policy/entropy", TOKENS)),
+                f"{fmean(row['search/valid'] for row in end):.2f}",
+            ]
+        )
+    head = ["arm", "seed", "batches", "held out, sampled", "greedy", "searches miss"]
+    head += ["deepest fall of the reward", "worst batch for correct rows, nats per token"]
+    print(markdown_table([*head, "entropy", "tokens", "searches"], rows))
+
+
+def again() -> None:
+    """From a start that was shown to search again: the exam whose searches miss."""
+    rows = []
+    for given, own in gathered("again.jsonl.gz"):
+        each = {key: [r[key] for r in own if key in r] for key in (SAMPLED, MISSING)}
+        searches = " ".join(
+            f"{fmean(r['search/valid'] for r in own[i : i + 10]):.2f}" for i in TENS
+        )
+        told = [" ".join(f"{v:.2f}" for v in values) for values in each.values()]
+        rows.append([given["method"], given["lr"], *told, searches])
+    head = ["method", "rate", "held out, sampled, every ten", "searches miss", "searches, by ten"]
+    print(markdown_table(head, rows))
+
+
 if __name__ == "__main__":
-    for table in (weight, mismatch, rivals):
+    for table in (weight, mismatch, rivals, long, again):
         print(f"\n{table.__name__}\n")
         table()
