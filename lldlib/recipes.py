@@ -20,7 +20,7 @@ _LLDS = {"llds_coef": 0.2}  # lambda of 2512.04220 (0.3 for Qwen2.5-7B-Instruct)
 _LP_REG = {"lp_reg_coef": 1.0, "ratio_cap": 10.0, "kl_coef": 0.0}  # 2510.03222 Eq. 6
 # Where the official code of Search-R1 (a14dc3a) and LLDS (c19a094) does otherwise than the papers
 # print: an entropy bonus that their scripts leave on, and a ratio of at most 100. Their scripts
-# leave top_p = 0.95 on too, which is not implemented here: sampling takes the whole distribution.
+# leave top_p = 0.95 on too, which is a setting of the rollout here (data/atlas/mismatch.md).
 _CODE = {"entropy_coef": 0.001, "ratio_limit": 100.0}
 _GSPO = {  # 2507.18071
     "ratio_level": "sequence",
@@ -233,7 +233,7 @@ PAPER = Recipe(
         "max_tokens": 4096,  # [S, L]; their limit of 500 tokens a turn is not there
         "top_k": 3,  # [S, L]
         "passage_tokens": 166,  # [S, L] cut what 3 passages say to 500 tokens
-        "temperature": 1.0,  # [S, L]; top_p is 1, but 0.95 in [C], which cannot be set here
+        "temperature": 1.0,  # [S, L]; top_p is 1, but 0.95 in [C] (--rollout.top-p 0.95)
     }
 )
 
