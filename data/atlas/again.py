@@ -1,12 +1,12 @@
 """Does an agent search again after a miss?
 
-    python data/atlas/again.py table ROLLOUTS ...
+    python data/atlas/again.py count OUT.csv ROLLOUTS ...
     python data/atlas/again.py teach FOLDER
     python data/atlas/again.py train FOLDER START METHOD RATE SEED
 
-"table" reads rollouts.jsonl of runs with misses: what the agent does after a search that found
-nothing of what it asked for, by batches. "teach" trains the start half_taught on demonstrations
-that search again after every wrong passage. "train" trains a policy with misses .35.
+"count" reads rollouts.jsonl of runs with misses: what the agent does after a search that found
+nothing of what it asked for, by batches (after_misses.csv). "teach" trains the start half_taught on
+demonstrations that search again after every wrong passage. "train" trains a policy with misses .35.
 """
 
 import sys
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from lldlib.config import DemonstrationConfig, WarmstartConfig, data_dir
-from lldlib.files import markdown_table, read_jsonl
+from lldlib.files import read_jsonl, write_whole
 from lldlib.policy.load import save_policy
 from lldlib.recipes import SHUFFLED, train_config
 from lldlib.train.run import TrainingRun
@@ -25,7 +25,7 @@ from lldlib.train.supervised import warm_start
 from lldlib.world.atlas import World
 
 SPAN = 50  # batches of a row
-ACTS = ("searches again", "goes on with what it got", "answers", "other")
+ACTS = ("again", "on", "answer", "other")  # searches again, goes on with what it got, answers
 
 
 def inside(text: str, tag: str) -> list[str]:
@@ -46,24 +46,26 @@ def after_misses(path: Path) -> Iterator[tuple[int, str]]:
                 continue  # a search without a name, or one that did not miss
             new = set(inside(then["text"], "search")) if "<search>" in then["text"] else set()
             if named & new:
-                act = "searches again"
+                act = "again"
             elif found & new:
-                act = "goes on with what it got"
+                act = "on"
             else:
-                act = "answers" if "<answer>" in then["text"] else "other"
+                act = "answer" if "<answer>" in then["text"] else "other"
             yield episode["step"], act
 
 
-def table(path: Path) -> str:
-    """What the agent does after a miss, counted over SPAN batches each."""
-    spans: dict[int, Counter] = {}
-    for step, act in after_misses(path):
-        spans.setdefault(step // SPAN * SPAN, Counter())[act] += 1
-    rows = [
-        [f"{first} to {first + SPAN - 1}", str(sum(acts.values())), *(str(acts[a]) for a in ACTS)]
-        for first, acts in sorted(spans.items())
-    ]
-    return markdown_table(["batches", "misses seen", *ACTS], rows)
+def count(out: Path, paths: list[Path]) -> None:
+    """A line for each run and SPAN batches: how often what was done after a miss."""
+    lines = [",".join(("start", "arm", "rate", "seed", "batch", *ACTS))]
+    for path in paths:
+        given = dict(part.split("=") for part in path.parent.name.split(","))
+        told = [given.get("arm", "half_taught"), *(given[key] for key in ("method", "lr", "seed"))]
+        spans: dict[int, Counter] = {}
+        for step, act in after_misses(path):
+            spans.setdefault(step // SPAN * SPAN, Counter())[act] += 1
+        for batch, acts in sorted(spans.items()):
+            lines.append(",".join([*told, str(batch), *(str(acts[act]) for act in ACTS)]))
+    write_whole(out, "\n".join(lines) + "\n")
 
 
 def teach(out: Path) -> None:
@@ -106,5 +108,5 @@ if __name__ == "__main__":
         folder, start, method, rate, seed = rest
         train(Path(folder), start, method, float(rate), int(seed))
     else:
-        for name in rest:
-            print(f"\n{Path(name).parent.name}\n\n{table(Path(name))}")
+        out, *paths = map(Path, rest)
+        count(out, paths)

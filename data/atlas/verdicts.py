@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
-from collect import gathered
+import pandas as pd
+from collect import HERE, gathered
 from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
 
 from lldlib.files import markdown_table
 
 MISSING, DRIFT = "eval/missing_em", "displacement/all_token"
+GAP = "policy/sampler_kl"
 NO_GRADIENT, TOKENS, TENS = "update/zero_gradient", "length/tokens", range(0, BATCHES, 10)
 LOST = "displacement/correct_token"  # nats per token that a batch's updates add to correct rows
 
@@ -69,29 +71,22 @@ def weight() -> None:
     )
 
 
+def sampled_by(given: Mapping[str, str]) -> tuple[str, str]:
+    """The sampler and the arm of a run."""
+    fields = (("weights", "sampler_weights"), ("noise", "sampler_noise"), ("top-p", "top_p"))
+    sampler = [f"{name} {given[field]}" for name, field in fields if field in given]
+    arm = {"grpo": "GRPO", "llds": "GRPO + LLDS"}[given["method"]]
+    fixed = given.get("sampler_correction")
+    if "arm" in given:
+        fixed = "ratio to the sampler"
+    return " ".join(sampler) or "the policy itself", arm + (f", {fixed}" if fixed else "")
+
+
 def mismatch() -> None:
     """Ends by sampler and remedy, with how far the sampler is from the policy."""
-
-    def key(given):
-        sampler = [
-            f"{name} {given[field]}"
-            for name, field in (
-                ("weights", "sampler_weights"),
-                ("noise", "sampler_noise"),
-                ("top-p", "top_p"),
-            )
-            if field in given
-        ]
-        arm = {"grpo": "GRPO", "llds": "GRPO + LLDS"}[given["method"]]
-        fixed = given.get("sampler_correction")
-        if "arm" in given:
-            fixed = "ratio to the sampler"
-        return " ".join(sampler) or "the policy itself", arm + (f", {fixed}" if fixed else "")
-
     rows = []
-    for (sampler, arm), seeds in found(("mismatch.jsonl.gz",), key).items():
-        gap = mean(seeds, "policy/sampler_kl", 10)
-        told = mean(seeds, "policy/sampler_kl")
+    for (sampler, arm), seeds in found(("mismatch.jsonl.gz",), sampled_by).items():
+        gap, told = mean(seeds, GAP, 10), mean(seeds, GAP)
         weights = [r for own in seeds.values() for r in own if "policy/sampler_weight" in r]
         cut = f"{fmean(r['policy/sampler_weight'] for r in weights):.2f}" if weights else "-"
         rows.append(
@@ -185,7 +180,39 @@ def again() -> None:
     print(markdown_table(head, rows))
 
 
+def misses() -> None:
+    """What agents do after a miss, by batches, of after_misses.csv."""
+    told = pd.read_csv(HERE / "after_misses.csv")
+    acts = told[["again", "on", "answer", "other"]]
+    share = acts.again / acts.sum(axis=1)
+    told = told.assign(misses=acts.sum(axis=1), share=[f"{s:.2f}" for s in share])
+    order = ["start", "arm", "rate", "seed", "batch", "misses", *acts, "share"]
+    told = told.sort_values(order[:5])
+    head = ["start", "arm", "rate", "seed", "from batch", "misses seen", "searches again"]
+    head += ["goes on with what it got", "answers", "other", "share that searches again"]
+    print(markdown_table(head, told[order].astype(str).values.tolist()))
+
+
+def curves() -> None:
+    """The long runs and the samplers as the course reads them: long_misses.csv, mismatch.csv."""
+    kept = {"step": "batch", "reward/mean": "reward", "stop/token_budget": "endless"}
+    kept |= {SAMPLED: "right", MISSING: "right_misses", LOST: "correct_token"}
+    parts = []
+    for given, own in gathered("long_misses.jsonl.gz"):
+        part = pd.DataFrame(own).reindex(columns=list(kept)).rename(columns=kept)
+        parts.append(part.assign(arm=given["method"], rate=given["lr"], seed=given["seed"]))
+    pd.concat(parts).to_csv(HERE / "long_misses.csv", index=False, float_format="%.4f")
+    lines = [
+        {"sampler": sampler, "arm": arm, "seed": seed, "gap": mean({seed: own}, GAP)}
+        | {"end": exam(own), "greedy": exam(own, GREEDY)}
+        for (sampler, arm), seeds in found(("mismatch.jsonl.gz",), sampled_by).items()
+        for seed, own in seeds.items()
+    ]
+    pd.DataFrame(lines).to_csv(HERE / "mismatch.csv", index=False, float_format="%.4f")
+
+
 if __name__ == "__main__":
-    for table in (weight, mismatch, rivals, long, again):
+    curves()
+    for table in (weight, mismatch, rivals, long, again, misses):
         print(f"\n{table.__name__}\n")
         table()
