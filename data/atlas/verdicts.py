@@ -148,7 +148,8 @@ def long() -> None:
     """Runs of 300 batches with misses .35, from batch FROM on."""
     rows = []
     for given, own in gathered("long_misses.jsonl.gz"):
-        arm = f"LLDS {given['llds_coef']}" if given["method"] == "llds" else "GRPO"
+        arm = {"grpo": "GRPO", "llds": f"LLDS {given.get('llds_coef')}"}.get(given["method"])
+        arm = arm or f"GRPO, entropy bonus {given['entropy_coef']}"
         end = own[-LAST:]
         worst = min(own, key=lambda r: r[LOST] if r.get(LOST) is not None else 0.0)
         rows.append(
