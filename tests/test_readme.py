@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
 from helpers import script
 
 from lldlib.files import read_jsonl
@@ -90,6 +91,25 @@ def test_the_deciding_pairs():
     assert hotter.rate == 2 * plain.rate
     assert f"at twice GRPO's best rate, LLDS is ahead by {told(0.35, hotter)}" in README
     assert told(0, hotter).startswith("+.001 [-")
+
+
+def test_the_long_runs_whose_searches_miss():
+    """How far the mean reward of ten batches falls under its best before; who asks again."""
+    runs = pd.read_csv(ATLAS / "long_misses.csv")
+    falls = {
+        key: (own.reward.rolling(10).mean().cummax() - own.reward.rolling(10).mean()).max()
+        for key, own in runs.groupby(["arm", "rate", "seed"])
+    }
+    plain = [fall for (arm, *_), fall in falls.items() if arm == "grpo"]
+    kept = [fall for (arm, *_), fall in falls.items() if arm == "llds"]
+    fallen = sum(fall > 0.1 for fall in plain)
+    assert f"GRPO's reward fell by more than .1 in {fallen} of {len(plain)} runs" in README
+    assert f"LLDS's in {sum(fall > 0.1 for fall in kept)} of {len(kept)}" in README
+    acts = pd.read_csv(ATLAS / "after_misses.csv").query("start == 'half_taught' and batch == 150")
+    told = acts.groupby("arm")[["again", "on", "answer", "other"]].sum()
+    share = told.again / told.sum(axis=1)
+    assert f"after {share['llds']:.0%} of its misses" in README.replace(" %", "%")
+    assert f"GRPO after {share['grpo']:.0%}" in README.replace(" %", "%")
 
 
 def test_the_world_of_sparks():

@@ -14,7 +14,9 @@ import pandas as pd
 from collect import HERE, gathered
 from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
 
+from lldlib.course import with_misses
 from lldlib.files import markdown_table
+from lldlib.show.style import save
 
 MISSING, DRIFT = "eval/missing_em", "displacement/all_token"
 GAP = "policy/sampler_kl"
@@ -195,7 +197,7 @@ def misses() -> None:
 
 
 def curves() -> None:
-    """The long runs and the samplers as the course reads them: long_misses.csv, mismatch.csv."""
+    """What the course reads: long_misses.csv and mismatch.csv; and the first one's figure."""
     kept = {"step": "batch", "reward/mean": "reward", "stop/token_budget": "endless"}
     kept |= {SAMPLED: "right", MISSING: "right_misses", LOST: "correct_token"}
     parts = []
@@ -203,6 +205,7 @@ def curves() -> None:
         part = pd.DataFrame(own).reindex(columns=list(kept)).rename(columns=kept)
         parts.append(part.assign(arm=given["method"], rate=given["lr"], seed=given["seed"]))
     pd.concat(parts).to_csv(HERE / "long_misses.csv", index=False, float_format="%.4f")
+    save(with_misses(), HERE / "long_misses.png")
     lines = [
         {"sampler": sampler, "arm": arm, "seed": seed, "gap": mean({seed: own}, GAP)}
         | {"end": exam(own), "greedy": exam(own, GREEDY)}
