@@ -12,7 +12,7 @@ from helpers import script
 from lldlib.files import read_jsonl
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import find_collapse
-from lldlib.train.demo import demo_row, verdict
+from lldlib.train.demo import verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -69,8 +69,15 @@ def test_the_table_of_the_answer():
 
 
 def test_the_demo_s_verdict():
-    rows = [demo_row(arm, Run(ATLAS / f"demo/{arm}-seed0")) for arm in ARMS]
-    assert f"```\n{verdict(rows)}\n```" in README
+    """That of seed 0, and how many other seeds bear it out: GRPO dies, the order of ends holds."""
+    rows = pd.read_csv(ATLAS / "hot_demo.csv")
+    assert f"```\n{verdict(rows[rows.seed == 0].to_dict('records'))}\n```" in README
+    other = rows[rows.seed != 0]
+    died = other.pivot(index="seed", columns="arm", values="collapsed_at").notna()
+    ends = other.pivot(index="seed", columns="arm", values="heldout_em")
+    grpo, llds, cooler = (ends[arm] for arm in ARMS)
+    held = died.grpo & ~died.llds & ~died.grpo_best_rate & (grpo < llds) & (llds < cooler)
+    assert f"the verdict's order holds in {held.sum()} of {len(held)}" in README
 
 
 def test_the_deciding_pairs():
@@ -94,22 +101,17 @@ def test_the_deciding_pairs():
 
 
 def test_the_long_runs_whose_searches_miss():
-    """How far the mean reward of ten batches falls under its best before; who asks again."""
+    """How far the mean reward of ten batches falls under its best before."""
+    falls = defaultdict(list)
     runs = pd.read_csv(ATLAS / "long_misses.csv")
-    falls = {
-        key: (own.reward.rolling(10).mean().cummax() - own.reward.rolling(10).mean()).max()
-        for key, own in runs.groupby(["arm", "rate", "seed"])
-    }
-    plain = [fall for (arm, *_), fall in falls.items() if arm == "grpo"]
-    kept = [fall for (arm, *_), fall in falls.items() if arm == "llds"]
-    fallen = sum(fall > 0.1 for fall in plain)
-    assert f"GRPO's reward fell by more than .1 in {fallen} of {len(plain)} runs" in README
-    assert f"LLDS's in {sum(fall > 0.1 for fall in kept)} of {len(kept)}" in README
-    acts = pd.read_csv(ATLAS / "after_misses.csv").query("start == 'half_taught' and batch == 150")
-    told = acts.groupby("arm")[["again", "on", "answer", "other"]].sum()
-    share = told.again / told.sum(axis=1)
-    assert f"after {share['llds']:.0%} of its misses" in README.replace(" %", "%")
-    assert f"GRPO after {share['grpo']:.0%}" in README.replace(" %", "%")
+    for (arm, rate, _), own in runs.groupby(["arm", "rate", "seed"]):
+        assert len(own) >= 200
+        ten = own.reward.rolling(10).mean()
+        falls[arm, "low" if rate < 1e-4 else "good"].append((ten.cummax() - ten).max() > 0.1)
+    plain, kept = falls["grpo", "good"], falls["llds", "good"]
+    assert f"in {sum(plain)} of {len(plain)} runs of 200 batches or more at 1e-4 and 2e-4" in README
+    assert f"With LLDS at 2e-4 it fell in {sum(kept)} of {len(kept)}" in README
+    assert falls["grpo", "low"] == [False] and "5e-5, GRPO lived without a remedy" in README
 
 
 def test_the_world_of_sparks():
