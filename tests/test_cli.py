@@ -48,7 +48,7 @@ def test_help_says_which_settings_runs_start_from(command, capsys):
     ):
         settings = recipe.settings
         assert said in text and (settings["updates_per_batch"], settings["lr"]) == (updates, lr)
-    assert "half_taught" in text[: text.index("demo's setting")]
+    assert "half_taught" in text[: text.index("the shuffled atlas, 16 updates")]
 
 
 def test_help_names_the_commands(capsys):
