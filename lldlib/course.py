@@ -41,7 +41,6 @@ from lldlib.show.tokens import LOGP, record_tokens, token_panel
 from lldlib.train.by_hand import (
     charges,
     load_policy,
-    push_effects,
     roll_out,
     train_at,
     train_masked,
@@ -51,13 +50,12 @@ from lldlib.types import TokenInfo
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
-    "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "by_setting", "charges",
-    "checks", "data_dir", "demo", "display", "drift_ladder", "early_rewards", "ends_and_moves",
-    "fmean",
+    "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
+    "data_dir", "demo", "display", "drift_ladder", "early_rewards", "fmean",
     "label_ends", "ladder", "limited_runs", "load_policy", "losses", "math", "median", "pd",
-    "push_effects", "random", "recorded", "replay", "roll_out", "seed_dots", "show", "smollm_runs",
+    "random", "recorded", "replay", "roll_out", "seed_dots", "show", "smollm_runs",
     "stdev", "style", "table", "tempfile", "torch", "train_at", "train_masked", "train_with",
-    "transcript_figure", "with_misses",
+    "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -198,14 +196,14 @@ def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
     display(Markdown(markdown_table(tuple(map(str, heads)), cells)))
 
 
-def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str) -> Axes:
-    """A row of dots an arm, one a seed, the best arm on top; how many have `won` on the right.
+def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str, rows: Mapping[str, str]) -> Axes:
+    """A row of dots an arm, one a seed; how many have `won` on the right.
 
-    `frame` has a row a seed, with the columns `arm`, `key` and `won`; dots of an arm lie a little
-    apart, so that equal ones can be counted.
+    `frame` has a row a seed, with the columns `arm`, `key` and `won`; `rows` names the arms, from
+    below: one without runs is "not run", a star at an arm's end is written beside its dots. Dots
+    of an arm lie a little apart, so that equal ones can be counted.
     """
-    arms = frame.groupby("arm")[key].mean().sort_values().index
-    for place, arm in enumerate(arms):
+    for place, arm in enumerate(rows.values()):
         part = frame[frame.arm == arm]
         kinds = {"GRPO": COLOURS[0], "LLDS": COLOURS[1], "Lp-Reg": COLOURS[3]}
         kinds |= {"80/20": COLOURS[4], "entropy": COLOURS[6]}
@@ -213,8 +211,9 @@ def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str) -> Axes:
         shift = [0.11 * (n - (len(part) - 1) / 2) for n in range(len(part))]
         ax.plot(part[key], [place + s for s in shift], "o", color=colour, ms=4)
         beside = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": SMALL}
-        ax.text(1.02, place, f"{int(part[won].sum())} of {len(part)}", **beside)
-    ax.set_yticks(range(len(arms)), arms)
+        count = f"{int(part[won].sum())} of {len(part)}" + arm[-2:] * arm.endswith(" *")
+        ax.text(1.02, place, count if len(part) else "not run", **beside)
+    ax.set_yticks(range(len(rows)), rows)
     return ax
 
 
@@ -277,41 +276,6 @@ def drift_ladder(ax: Axes) -> None:
     ax.legend(frameon=False, loc="lower left", title="beside a dot: its rate (1e-4)")
 
 
-def by_setting(runs: pd.DataFrame) -> Figure:
-    """The ends by setting of runs of 40 batches of the map, seeds 0 to 2.
-
-    On the left at the hot rate, on the right at the best rate of the arm in the setting, which is
-    written beside the dots: the best of the rates that were run on all three seeds.
-    """
-    few = runs.query("batches == 40 and seed < 3 and rate < 0.0015 and `lambda` in (0, 0.5)")
-    names = few.updates.astype(str) + " x " + few.rows.astype(int).astype(str)
-    names += few.misses.map(lambda share: f", {share:.0%} misses" if share else "")
-    few = few.assign(setting=names).sort_values(
-        ["misses", "updates", "rows"], ascending=[True, True, False]
-    )
-    few["place"] = -few.setting.factorize()[0]
-    ends = few.groupby(["setting", "lambda", "rate"]).end.agg(["mean", "count"])
-    chosen = ends.query("count == 3")["mean"].groupby(level=[0, 1]).idxmax()
-    keys = pd.MultiIndex.from_frame(few[["setting", "lambda", "rate"]])
-    figure = Figure(figsize=(8.5, 3.9), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, own in zip(axes, (few[few.rate == 1e-3], few[keys.isin(list(chosen))]), strict=True):
-        style(ax, "right at the end", "").set(xlim=(-0.03, 1), yticks=own.place.unique())
-        ax.set_yticklabels(own.setting.unique())
-        for arm, weight, shift in (("grpo", 0, 0.18), ("llds", 0.5, -0.18)):
-            one = own[own["lambda"] == weight]
-            spread = one.place + shift + 0.08 * (one.seed - 1)
-            ax.plot(one.end, spread, "o", color=COLOUR[arm], alpha=0.6, ms=5, label=ARMS[arm])
-            for row in one.drop_duplicates("setting").itertuples() if ax is axes[1] else ():
-                told = {"s": f"at {1e4 * row.rate:.0f}e-4", "color": COLOUR[arm], "fontsize": 8}
-                ax.text(0.3, row.place + shift, va="center", **told)
-    axes[0].set_title("both at the hot rate, 10e-4", fontsize=10)
-    axes[1].set_title("each arm at its best rate", fontsize=10)
-    handles = axes[1].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
-    return figure
-
-
 WITH_MISSES = {  # arm and rate of the runs of `with_misses`: their name, colour and line
     ("grpo", 5e-5): ("GRPO, 0.5e-4", COOLER_COLOUR, ":"),
     ("grpo", 1e-4): ("GRPO, 1e-4", COOLER_COLOUR, "--"),
@@ -360,24 +324,6 @@ def limited_runs() -> pd.DataFrame:
     runs = [(seed, run.frame.reset_index()) for seed, run in enumerate(recorded("grpo")[:3])]
     plain = [frame.assign(arm="grpo", seed=seed) for seed, frame in runs]
     return pd.concat([rows.assign(arm=named.arm, seed=named.seed.astype(int)), *plain])
-
-
-def ends_and_moves(
-    limited: pd.DataFrame, names: Mapping[str, str], own: pd.DataFrame
-) -> tuple[Sequence[object], Sequence[Sequence[object]]]:
-    """A table of `limited_runs()`: each arm's ends by seed, and its mean move in five batches.
-
-    The last line is the move of `own`, a run of `train_at`.
-    """
-    ends = limited.dropna(subset="eval/heldout_em").groupby(["arm", "seed"])["eval/heldout_em"]
-    ends = ends.agg(lambda right: right.iloc[-2:].mean()).unstack()
-    moves = limited[limited.step < 5].groupby("arm")["control/move"].mean()
-    told = moves.map(lambda move: "not recorded" if pd.isna(move) else f"{1e3 * move:.1f}")
-    rows = [
-        (name, *(f"{end:.2f}" for end in ends.loc[arm]), told[arm]) for arm, name in names.items()
-    ]
-    rows.append(("your run", "", "", "", f"{1e3 * own.move[:5].mean():.1f}"))
-    return ("arm", "end, seed 0", "seed 1", "seed 2", "move of an update (1e-3)"), rows
 
 
 def __getattr__(name: str) -> ModuleType:

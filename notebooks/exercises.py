@@ -206,7 +206,7 @@ def check_payers(payers: str | None) -> Verdict:
     return Verdict("wrong", "Not yet: somebody is missing. Go through the three questions again.")
 
 
-PAIRS = {"a": {1, 4}, "b": {3, 4}, "c": {3, 5}}
+PAIRS = {"a": {1, 4}, "b": {3, 4}, "c": {2, 5}}
 
 
 def check_control_pairs(pairs: Mapping[str, Sequence[int]] | None) -> Verdict:
@@ -302,10 +302,10 @@ def check_enough(given: float | None) -> Verdict:
     return check_answer(None if given is None else round(given, 4), 0.0045, hint)
 
 
-def check_works(given: set[str] | None) -> Verdict:
-    """The places at which Lp-Reg acts on the spark and not on the noise word."""
+def check_works(given: str | None) -> Verdict:
+    """The place at which Lp-Reg acts on the spark and not on the noise word."""
     hint = "work out both lines of each place, and see which words lie between them."
-    return check_answer(None if given is None else set(given), {"b", "d"}, hint)
+    return check_answer(given, "b", hint)
 
 
 hint = "It must be rare, and kept by the filter; then set the lift equal to the push."

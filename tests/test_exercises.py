@@ -16,7 +16,7 @@ def by_lift_alone(p, top, delta, kappa, kept, advantage):
         ("check_action_mask", lambda turns: None, "open", "returned None"),
         ("check_least_beta", by_lift_alone, "wrong", "Is it rare?"),
         ("check_least_beta", lambda *given: 24.0, "wrong", "The push is |A|."),
-        ("check_works", {"a", "b"}, "wrong", "both lines"),
+        ("check_works", "c", "wrong", "both lines"),
         ("check_action_mask", lambda turns: turns[9], "wrong", "it raised IndexError"),
     ],
 )
@@ -81,8 +81,8 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_payers", "g, a", "right", "equally hard"),
         ("check_control_pairs", None, "open", "Not filled in yet"),
         ("check_control_pairs", {"a": (1, 4)}, "wrong", "a pair for b, c"),
-        ("check_control_pairs", {"a": (1, 4), "b": (2, 3), "c": (5, 3)}, "wrong", "yet, for b:"),
-        ("check_control_pairs", {"a": (1, 4), "b": (4, 3), "c": (5, 3)}, "right", "each pair"),
+        ("check_control_pairs", {"a": (1, 4), "b": (2, 3), "c": (5, 2)}, "wrong", "yet, for b:"),
+        ("check_control_pairs", {"a": (1, 4), "b": (4, 3), "c": (5, 2)}, "right", "each pair"),
         ("check_verdict", lambda grpo, llds: "ahead", "wrong", "one by one"),
     ],
 )

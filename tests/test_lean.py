@@ -204,6 +204,23 @@ def test_a_head_with_a_bias_takes_the_plain_formula():
     assert torch.allclose(got.logp, naive(head, hidden, targets, 1.0)[0], atol=1e-6)
 
 
+def test_on_a_cpu_a_head_that_is_not_trained_takes_smaller_chunks(monkeypatch):
+    """16 MiB in place of 128; a trained one would compute the logits of several chunks twice."""
+    chunks = []
+
+    def watched(*given):
+        chunks.append(given[-1])
+        return scores(*given)
+
+    scores = lean._scores
+    monkeypatch.setattr(lean, "_scores", watched)
+    for frozen in (True, False):
+        head_scores(*example(frozen=frozen), 1.0)
+    with torch.no_grad():
+        head_scores(*example(), 1.0)
+    assert [4 * chunk / 2**20 for chunk in chunks] == [16, 128, 16]
+
+
 def test_a_model_scored_in_chunks(monkeypatch):
     """Masks, temperature and gradients through a whole model, chunks of three tokens."""
     policy = tiny_policy()

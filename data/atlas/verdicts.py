@@ -197,7 +197,7 @@ def misses() -> None:
 
 
 def curves() -> None:
-    """What the course reads: long_misses.csv and mismatch.csv; and the first one's figure."""
+    """What the course reads, long_misses.csv, and its figure."""
     kept = {"step": "batch", "reward/mean": "reward", "stop/token_budget": "endless"}
     kept |= {SAMPLED: "right", MISSING: "right_misses", LOST: "correct_token"}
     parts = []
@@ -206,13 +206,6 @@ def curves() -> None:
         parts.append(part.assign(arm=given["method"], rate=given["lr"], seed=given["seed"]))
     pd.concat(parts).to_csv(HERE / "long_misses.csv", index=False, float_format="%.4f")
     save(with_misses(), HERE / "long_misses.png")
-    lines = [
-        {"sampler": sampler, "arm": arm, "seed": seed, "gap": mean({seed: own}, GAP)}
-        | {"end": exam(own), "greedy": exam(own, GREEDY)}
-        for (sampler, arm), seeds in found(("mismatch.jsonl.gz",), sampled_by).items()
-        for seed, own in seeds.items()
-    ]
-    pd.DataFrame(lines).to_csv(HERE / "mismatch.csv", index=False, float_format="%.4f")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from lldlib.config import LossConfig
 from lldlib.losses import prediction_error, proxy_log_prob, proxy_logits
 
 CHUNK_ELEMENTS = 2**25  # logits held at a time: 128 MiB in float32
+# On a CPU, where no chunk is computed twice: 16 MiB stay in the processor's cache, and the
+# allocator gives them out again without asking the system for pages.
+CPU_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -64,20 +67,28 @@ def head_scores(
     proxy: LossConfig | None = None,
     top1: bool = False,
     toward: Proxy | None = None,
-    elements: int = CHUNK_ELEMENTS,
+    elements: int | None = None,
 ) -> HeadScores:
     """Scores of `targets` under softmax(head(hidden) / temperature), in one pass over the head.
 
-    At most `elements` logits are held at a time: what fits in one chunk takes the plain formula. A
-    head with a bias does too. `proxy` holds Lp-Reg's filter settings. What its exact KL takes, the
-    proxy in full and the KL of the policy `toward` one, is a pass of its own.
+    At most `elements` logits are held at a time (None: as many as suit the device): what fits in
+    one chunk takes the plain formula. A head with a bias does too. `proxy` holds Lp-Reg's filter
+    settings. What its exact KL takes, the proxy in full and the KL of the policy `toward` one, is a
+    pass of its own.
     """
+    elements = elements or _elements(head, hidden)
     found = _scores(head, hidden, targets, temperature, entropy, proxy, top1, elements)
     if proxy is not None and proxy.lp_reg_kl == "exact":
         found = replace(found, proxy=_full_proxy(head, hidden, temperature, proxy, elements))
     if toward is not None:
         found = replace(found, proxy_kl=_proxy_kl(head, hidden, temperature, toward, elements))
     return found
+
+
+def _elements(head: nn.Module, hidden: Tensor) -> int:
+    """Logits to hold at a time; a head that is trained computes those of several chunks twice."""
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in head.parameters())
+    return CHUNK_ELEMENTS if trained or hidden.device.type != "cpu" else CPU_ELEMENTS
 
 
 def _scores(head, hidden, targets, temperature, entropy, proxy, top1, elements) -> HeadScores:

@@ -206,7 +206,8 @@ def _step_peak(model: nn.Module, config: PretrainedConfig, rows: int, tokens: in
         hidden = model.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
         states = hidden[:, :-1].reshape(-1, config.hidden_size)
         targets = inputs[:, 1:].reshape(-1)
-        head_scores(model.get_output_embeddings(), states, targets, 1.0).logp.sum().backward()
+        head = model.get_output_embeddings()
+        head_scores(head, states, targets, 1.0, elements=CHUNK_ELEMENTS).logp.sum().backward()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
     return float(live.peak - sum(g.untyped_storage().nbytes() for g in grads))
 
@@ -218,7 +219,7 @@ def _head_peak(model: nn.Module, config: PretrainedConfig, tokens: int, item: in
     hidden = torch.zeros(tokens, config.hidden_size, dtype=head.weight.dtype, requires_grad=True)
     targets = torch.zeros(tokens, dtype=torch.long)
     with Live() as live:
-        head_scores(head, hidden, targets, 1.0).logp.sum().backward()
+        head_scores(head, hidden, targets, 1.0, elements=CHUNK_ELEMENTS).logp.sum().backward()
     return float(live.peak)
 
 

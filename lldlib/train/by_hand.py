@@ -3,12 +3,10 @@
 What takes seconds to import is imported inside, so that a notebook's first picture comes soon.
 """
 
-import copy
 import inspect
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -118,65 +116,18 @@ def train_with(
 def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 20) -> pd.DataFrame:
     """GRPO, or GRPO + LLDS, trained here and now as the recorded runs were: a line a batch.
 
-    `reward`; `drift`, what the batch's answers lost by its updates, in nats per token; and `move`,
-    the mean over its updates of half the mean squared change of the log-probs of their answers.
+    `reward`, and `drift`: what the batch's answers lost by its updates, in nats per token.
     """
-    from lldlib.policy.score import score
     from lldlib.recipes import train_config
     from lldlib.train.trainer import Trainer
     from lldlib.world.registry import open_environment
-
-    class Watched(Trainer):
-        def _inputs(self, experience, rows, *given):  # type: ignore[no-untyped-def]
-            self.part = experience.minibatch(rows)[0]
-            return super()._inputs(experience, rows, *given)
-
-        def _apply(self, loss, inputs, *given):  # type: ignore[no-untyped-def]
-            norm = super()._apply(loss, inputs, *given)
-            with torch.no_grad():
-                change = score(self.policy.model, self.part, 1.0).logp - inputs.logp
-            moves.append(float(change[self.part.action_mask].square().mean() / 2))
-            return norm
 
     method, quiet = "llds" if llds else "grpo", {"eval_every": 0, "probe_every": 0}
     config = train_config(method, seed, "half_taught", lr=rate, **quiet)
-    trainer = Watched(config, load_policy(config.policy), open_environment(config))
-    rows = []
-    for _ in range(batches):
-        moves: list[float] = []
-        metrics = trainer.step()[0]
-        rows.append((metrics["reward/mean"], -metrics["displacement/all_token"], fmean(moves)))
-    return pd.DataFrame(rows, columns=["reward", "drift", "move"])
-
-
-def push_effects(seed: int, eta: float = 0.02) -> tuple[torch.Tensor, torch.Tensor]:
-    """How one small step moves each right answer (A > 0) of the half-taught agent's first batch.
-
-    First by the part of the gradient with A > 0, then, from the same weights, by the part with
-    A < 0; plain steps of size `eta`, no Adam. In nats per token, divided by `eta`. The batch has
-    32 questions with five answers each.
-    """
-    from lldlib.policy.score import score
-    from lldlib.recipes import train_config
-    from lldlib.train.trainer import Trainer
-    from lldlib.world.registry import open_environment
-
-    start, config = (
-        load_policy("half_taught"),
-        train_config("grpo", seed, "half_taught", problems=32),
-    )
-    batch = Trainer(config, start, open_environment(config)).collect()[1]
-    A, mask = losses.group_advantages(batch.rewards, batch.group, scale=True), batch.action_mask
-    logp, weights = score(start.model, batch, 1.0).logp, list(start.model.parameters())
-    term, changes = losses.policy_gradient(logp, logp.detach(), A, mask) / mask.sum(), []
-    for rows in (A > 0, A < 0):
-        gradient = torch.autograd.grad(term[rows].sum(), weights, retain_graph=True)
-        stepped = copy.deepcopy(start.model)
-        for weight, g in zip(stepped.parameters(), gradient, strict=True):
-            weight.data -= eta * g
-        new = score(stepped, batch, 1.0).logp.detach()
-        changes.append(((new - logp.detach()).sum(1) / mask.sum(1) / eta)[A > 0])
-    return changes[0], changes[1]
+    trainer = Trainer(config, load_policy(config.policy), open_environment(config))
+    rows = [trainer.step()[0] for _ in range(batches)]
+    told = [(row["reward/mean"], -row["displacement/all_token"]) for row in rows]
+    return pd.DataFrame(told, columns=["reward", "drift"])
 
 
 def train_masked(mask_of: Callable[[Batch], torch.Tensor], batches: int) -> list[float]:
