@@ -51,9 +51,9 @@ from lldlib.types import TokenInfo
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
-    "data_dir", "demo", "display", "drift_ladder", "early_rewards", "fmean",
+    "data_dir", "demo", "display", "early_rewards", "first_over", "fmean",
     "label_ends", "ladder", "limited_runs", "load_policy", "losses", "math", "median", "pd",
-    "random", "recorded", "replay", "roll_out", "seed_dots", "show", "smollm_runs",
+    "random", "recorded", "replay", "roll_out", "seed_dots", "show", "sign_figure", "smollm_runs",
     "stdev", "style", "table", "tempfile", "torch", "train_at", "train_masked", "train_with",
     "transcript_figure",
 ]  # fmt: skip
@@ -253,29 +253,6 @@ def ladder(runs: pd.DataFrame) -> Axes:
     return ax
 
 
-def drift_ladder(ax: Axes) -> None:
-    """The ladder of rates once more: each arm's end by its drift in the first five batches.
-
-    A dot is the mean of seeds 0 to 2 at a rate, which stands beside it in units of 1e-4. Drifts
-    beyond 0.25, where every run is dead, are left out.
-    """
-    early, runs = (pd.read_csv(data_dir() / f"atlas/{name}.csv") for name in ("early", "map"))
-    drift = early[early.batch < 5].groupby(["arm", "rate"]).drift.mean()
-    drift = drift[drift < 0.25]
-    runs = runs.query("batches == 40 and updates == 16 and rows == 20 and misses == 0 and seed < 3")
-    style(ax, "drift, first five batches (nats per token)", "right at the end").set(xscale="log")
-    ax.set_xticks(ticks := (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2), ticks)
-    for weight, arm, beside in ((0, "grpo", (-7, -11)), (0.5, "llds", (5, 4))):
-        end = runs[runs["lambda"] == weight].groupby("rate").end.mean()
-        ax.plot(drift[arm], end[drift[arm].index], "o-", color=COLOUR[arm], label=ARMS[arm], ms=4)
-        for rate, x in drift[arm].items():
-            given = {"textcoords": "offset points", "color": COLOUR[arm], "fontsize": SMALL}
-            crowded = arm == "grpo" and rate > 1e-3  # beside the dot of 1e-3
-            place = (8, -11) if crowded else beside
-            ax.annotate(f"{1e4 * rate:g}", (x, end[rate]), place, **given)
-    ax.legend(frameon=False, loc="lower left", title="beside a dot: its rate (1e-4)")
-
-
 WITH_MISSES = {  # arm and rate of the runs of `with_misses`: their name, colour and line
     ("grpo", 5e-5): ("GRPO, 0.5e-4", COOLER_COLOUR, ":"),
     ("grpo", 1e-4): ("GRPO, 1e-4", COOLER_COLOUR, "--"),
@@ -310,6 +287,48 @@ def with_misses() -> Figure:
     style(right, BATCH, "misses that are asked again").set(ylim=(-0.02, 0.4))
     handles = left.get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def first_over(values: pd.Series, limit: float) -> float:
+    """The first batch, from 2 on, whose value is over the limit; nan where none is."""
+    over = values.iloc[2:] > limit
+    return float(over[over].index.min())
+
+
+def sign_figure(signs: Mapping[str, tuple[str, Callable, float, str]]) -> Figure:
+    """The first batch with each sign in the recorded runs of `ARMS`: a row a sign, a dot a run.
+
+    A sign is a metric, how far its curve has gone the wrong way, the limit, and a label. A line
+    joins a run's dots of the first two signs. The counts are of the GRPO runs, which die, and of
+    the others.
+    """
+    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+    ax = style(figure.subplots(), "rollout batch of the first sign", "")
+    counts = [[0, 0] for _ in signs]
+    alone = {arm: recorded(arm) for arm in ARMS}
+    for place, (arm, runs) in enumerate(alone.items()):
+        for seed, run in enumerate(runs):
+            first = [
+                first_over(wrong(run.frame[key]), limit) for key, wrong, limit, _ in signs.values()
+            ]
+            rows = [row + 0.28 * (place - 1) + 0.024 * (seed - 4.5) for row in range(len(signs))]
+            ax.plot(first, rows, "o", color=COLOUR[arm], alpha=0.7, ms=4.5, label="_" * seed + arm)
+            ax.plot(first[:2], rows[:2], color=COLOUR[arm], alpha=0.7, lw=0.8, label="_")
+            for count, batch in zip(counts, first, strict=True):
+                count[arm != "grpo"] += math.isfinite(batch)
+    ax.set(ylim=(len(signs) - 0.5, -0.5))
+    ax.set_yticks(range(len(signs)), [label for *_, label in signs.values()])
+    beside = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": SMALL}
+    others = sum(map(len, alone.values())) - len(alone["grpo"])
+    for row, (dying, living) in enumerate(counts):
+        ax.text(
+            1.02, row - 0.18, f"{dying} of {len(alone['grpo'])} dying", color=GRPO_COLOUR, **beside
+        )
+        ax.text(1.02, row + 0.18, f"{living} of {others} living", color="0.3", **beside)
+    names = ["GRPO, hot", *list(ARMS.values())[1:]]
+    handles = [line for line in ax.lines if not line.get_label().startswith("_")]
+    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 

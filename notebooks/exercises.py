@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 Function = Callable[..., object]
 
@@ -128,21 +128,6 @@ def check_loose_reward(answer: str | None) -> Verdict:
     return Verdict("right", "Right: it earns 1 on all five, and exact match would give 0 on each.")
 
 
-def check_least_advantage(rewards: Sequence[float] | None) -> Verdict:
-    """Five rewards of 0 or 1, of which a right one has the smallest advantage over 0."""
-    if rewards is None:
-        return OPEN
-    if len(rewards) != 5 or set(rewards) - {0, 1}:
-        return Verdict("wrong", "Not yet: give five numbers, each 0 or 1.")
-    if sum(rewards) in (0, 5):
-        return Verdict("wrong", "Not yet: all are alike, so every advantage is 0.")
-    spread = stdev(rewards)
-    best = (1 - fmean(rewards)) / spread
-    if sum(rewards) < 4:
-        return Verdict("wrong", f"Not yet: a right answer has {best:.2f} there. Less is possible.")
-    return Verdict("right", f"Right: a right answer has {best:.2f}, the wrong one {-4 * best:.2f}.")
-
-
 def check_grpo(loss: Function) -> Verdict:
     """`loss(new, old, A, mask)`: GRPO's clipped loss, a mean over the action tokens of all rows."""
     import torch
@@ -164,12 +149,61 @@ def check_grpo(loss: Function) -> Verdict:
     return grade(found, [Case(*case) for case in cases], digits=4)
 
 
-check_paid = exercise(
-    "`function(logps)`: what LLDS charges one good token before each update.",
-    Case(([-1.0, -1.5, -1.25],), [0.0, 0.5, 0.25], "Work the second number by hand."),
-    Case(([-2.0, -1.0, -1.5],), [0.0, 0.0, 0.0], "It is still likelier than when it was written."),
-    Case(([-1.0],), [0.0], "At the first update nothing has moved."),
-)
+def check_my_llds(llds: Function) -> Verdict:
+    """`llds(new, old, A, mask)`: LLDS gated by action, a mean over the tokens of good answers."""
+    import torch
+
+    def found(changes: Sequence[Sequence[float]], A: Sequence[float], mask: object) -> float | None:
+        old = torch.full((len(changes), len(changes[0])), -1.0)
+        new = (old + torch.tensor(changes)).requires_grad_()
+        value = llds(new, old, torch.tensor(A), torch.tensor(mask, dtype=torch.bool))
+        if value is None:
+            return None
+        if any(A) and not value.requires_grad:
+            raise ValueError("it has no gradient, so it moves no weights")
+        return float(value.detach())
+
+    table, two = [[0.0, -0.5, 0.2, 0.0, -0.1, 0.6]], [[0.0, -0.5], [0.0, -0.9]]
+    cases = [
+        (([[0.0, -0.5, 0.2]], [1.0], [[0, 1, 1]]), 0.25, "It is the table's search: 0.5 / 2."),
+        (([[0.0, -0.1, 0.6]], [1.0], [[0, 1, 1]]), 0.0, "This action gained in total."),
+        ((table, [1.0], [[0, 1, 1, 0, 1, 1]]), 0.125, "It is the whole table: 0.5 / 4."),
+        ((two, [1.0, -1.0], [[0, 1], [0, 1]]), 0.5, "Only the first answer is good: 0.5 / 1."),
+        (([[0.0, -0.5]], [-1.0], [[0, 1]]), 0.0, "No answer is good: mind the divisor."),
+    ]
+    return grade(found, [Case(*case) for case in cases], digits=4)
+
+
+def own_grpo(loss: Function) -> Function:
+    """The reader's GRPO if `check_grpo` finds it right, else the package's; it says which."""
+    return _own_or("GRPO", loss, check_grpo(loss), package_grpo)
+
+
+def own_llds(loss: Function) -> Function:
+    """The reader's LLDS if `check_my_llds` finds it right, else the package's; it says which."""
+    return _own_or("LLDS", loss, check_my_llds(loss), package_llds)
+
+
+def _own_or(name: str, loss: Function, verdict: Verdict, package: Function) -> Function:
+    right = verdict.state == "right"
+    told = f"your own {name}." if right else f"the package's {name}, as yours is not right yet."
+    print("Training with", told)
+    return loss if right else package
+
+
+def package_grpo(new: Any, old: Any, A: Any, mask: Any) -> Any:
+    """GRPO's loss as notebook 3 writes it."""
+    from lldlib import losses
+
+    return losses.aggregate(losses.policy_gradient(new, old, A, mask), mask, "token-mean")
+
+
+def package_llds(new: Any, old: Any, A: Any, mask: Any) -> Any:
+    """LLDS on the answers of A > 0, as notebook 3 writes it."""
+    from lldlib import losses
+
+    parts = losses.llds_parts(new, old, A, mask, gate="action", preserve="positive")
+    return losses.aggregate(parts.penalty, parts.preserved, "token-mean")
 
 
 def check_spared_token(changes: Sequence[float] | None) -> Verdict:
@@ -250,43 +284,6 @@ check_action_mask = exercise(
 
 # -- notebooks 6 to 10 -----------------------------------------------------------------------------
 
-
-def check_diagnosis(
-    function: Function, patients: Sequence[Mapping[str, object]], labels: Sequence[str]
-) -> Verdict:
-    """`function(metrics)`: the label of each run; right if it beats guessing.
-
-    The score is `balanced_accuracy`; guessing earns 1 / number of labels.
-    """
-    kinds, guesses = sorted(set(labels)), []
-    for number, metrics in enumerate(patients):
-        try:
-            guess = function(metrics)
-        except NotImplementedError:
-            return Verdict("open", "Not filled in yet: write the body, then run this cell again.")
-        except Exception as error:
-            kind = type(error).__name__
-            return Verdict("wrong", f"Not yet: it raised {kind} ({error}) for run {number}.")
-        if guess not in kinds:
-            told = f"for run {number} it gave {guess!r}: give one of {', '.join(kinds)}"
-            return Verdict("wrong", f"Not yet: {told}.")
-        guesses.append(guess)
-    score, chance = balanced_accuracy(guesses, labels), 1 / len(kinds)
-    told = f"balanced accuracy {score:.2f} on {len(labels)} runs; guessing earns {chance:.2f}."
-    if score > chance:
-        return Verdict("right", f"Right: {told}")
-    return Verdict("wrong", f"Not yet: {told} Look for the metric in which the two kinds differ.")
-
-
-def balanced_accuracy(guesses: Sequence[object], labels: Sequence[object]) -> float:
-    """The mean over the labels of the share of each that was guessed right."""
-    shares = []
-    for kind in set(labels):
-        found = [g == kind for g, label in zip(guesses, labels, strict=True) if label == kind]
-        shares.append(sum(found) / len(found))
-    return fmean(shares)
-
-
 check_adds = exercise(
     "`function(search, at_once, drawn)`: the mean gain of search over the drawn questions.",
     Case(([1, 1, 0, 0], [0, 1, 0, 0], [0, 1, 2, 3]), 0.25, "Work out this case by hand."),
@@ -321,12 +318,12 @@ check_least_beta = exercise(
 )
 
 
-def check_mended(function: Function) -> Verdict:
+def check_mended(function: Function, preserve: str = "positive") -> Verdict:
     """`function(logp, old_logp, advantages, action_mask)`: an LLDS that keeps all promises."""
     from lldlib.adapters.check_llds import check_llds
 
     try:
-        promises = check_llds(function).promises
+        promises = check_llds(function, preserve=preserve).promises
     except ValueError as error:
         return Verdict("wrong", f"Not yet: it {error}.")
     broken = [promise for promise in promises if not promise.kept]
@@ -378,7 +375,7 @@ def check_search_controls(given: set[str] | None) -> Verdict:
     return check_answer(None if given is None else set(given), {"b", "c"}, hint)
 
 
-def check_zero(given: str | None) -> Verdict:
-    """The change that brings an LLDS to life which is 0 at every update."""
-    hint = "the value is not small, it is exactly 0. When can nothing have been lost yet?"
+def check_curve(given: str | None) -> Verdict:
+    """What makes an LLDS charge at the first update of every batch, of the very first too."""
+    hint = "look at the very first update. Which of the four causes can charge there already?"
     return check_answer(given, "c", hint)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +46,13 @@ def test_ours_keeps_every_promise(function, gate, preserve):
     assert [p.seen for p in report.promises] == [""] * 25
     assert report.gate.split(" ")[0] == gate
     assert_llds(function, gate=gate, preserve=preserve)
+
+
+def test_the_page_lists_every_promise():
+    page = (Path(__file__).parents[1] / "data/scale_out.md").read_text(encoding="utf-8")
+    listed = page.partition("### The 25 promises")[2]
+    for promise in check_llds(ours).promises:
+        assert f"| {promise.name} | {promise.says} |" in listed
 
 
 def test_the_divisor_is_named():

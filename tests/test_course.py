@@ -1,6 +1,7 @@
 """What the notebooks of the course import, and the loop that notebook 3 writes."""
 
 import csv
+import re
 from pathlib import Path
 
 import nbformat
@@ -112,25 +113,44 @@ def test_answers_come_in_groups_and_a_seed_fixes_them():
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/03_train_it_yourself.ipynb"
 
 
+def solution(name: str) -> str:
+    """The folded solution of notebook 3 that defines `name`."""
+    texts = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells]
+    blocks = re.findall(r"```python\n(.*?)```", "\n".join(texts), re.DOTALL)
+    return next(block for block in blocks if block.startswith(f"def {name}("))
+
+
+def loop_cells() -> list[str]:
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    return [cell.source for cell in cells if "loop" in cell.metadata.get("tags", [])]
+
+
+def losses_of(names: dict) -> dict:
+    """`names` with what a reader whose exercises are solved has in the end."""
+    for name in ("my_grpo", "my_llds"):
+        exec(solution(name), names)
+    grpo, llds = names["my_grpo"], names["my_llds"]
+    both = {"grpo_llds": lambda *given: grpo(*given) + 0.5 * llds(*given)}
+    return names | {"grpo": grpo, "llds": llds} | both
+
+
 @pytest.fixture(scope="module")
 def loop() -> dict:
-    """What the cells of notebook 3 that carry the tag "loop" define."""
+    """What the cells of notebook 3 that carry the tag "loop" define, and its solutions."""
     names = {name: getattr(course, name) for name in course.__all__}
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if "loop" in cell.metadata.get("tags", []):
-            exec(cell.source, names)
-    return names
+    for source in loop_cells():
+        exec(source, names)
+    return losses_of(names)
 
 
-def test_the_loop_has_thirty_lines_and_llds_eight_more(loop):
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    sources = [c.source for c in cells if "loop" in c.metadata.get("tags", [])]
-    left_out = "from ", "#"
-    lines = [
-        [x for x in s.splitlines() if x.strip() and not x.strip().startswith(left_out)]
-        for s in sources
-    ]
-    assert sum(map(len, lines[:3])) <= 33 and len(lines[3]) == 8
+def test_the_loop_has_thirty_lines_and_llds_eight_more():
+    def lines(source: str) -> list[str]:
+        return [x for x in source.splitlines() if x.strip() and not x.startswith(("from ", "#"))]
+
+    *loop, helper = loop_cells()
+    assert len(loop) == 3 and sum(len(lines(source)) for source in loop) <= 33
+    helper = helper.split("\n\n\n")[0]  # without its example
+    assert len(lines(helper)) + len(lines(solution("my_llds"))) == 8
 
 
 @pytest.mark.parametrize(("method", "loss"), [("grpo", "grpo"), ("llds", "grpo_llds")])
@@ -171,10 +191,10 @@ def test_the_loops_llds_is_the_packages(loop):
 
 def test_a_term_of_ones_own_trains_in_the_same_loop():
     """`train_with` a term is the notebook's loop with that term, on as many questions."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    source = "\n".join(c.source for c in cells if "loop" in c.metadata.get("tags", []))
     names = {name: getattr(course, name) for name in course.__all__}
-    exec(source.replace("problems=64", "problems=4"), names)
-    rewards = names["train"](names["grpo_llds"], 1e-3, 4)
-    assert course.train_with(names["llds"], 4, problems=4) == pytest.approx(rewards, abs=1e-6)
+    exec("\n".join(loop_cells()).replace("problems=64", "problems=4"), names)
+    names = losses_of(names)
+    rewards = names["train"](names["grpo_llds"], 1e-3, 4, seed=1)
+    own = course.train_with(names["llds"], 4, problems=4, seed=1)
+    assert own == pytest.approx(rewards, abs=1e-6)
     assert len(set(rewards)) > 1

@@ -1,8 +1,12 @@
 """The graders of the notebooks' exercises: what they call right, wrong and open, and why."""
 
+from functools import partial
+
 import exercises as checks
 import pytest
 import torch
+
+from lldlib.losses.llds import llds_parts
 
 
 def by_lift_alone(p, top, delta, kappa, kept, advantage):
@@ -42,6 +46,34 @@ def by_answer(new, old, A, mask):
     return ((clipped(new, old, A) * mask).sum(1) / mask.sum(1)).mean()
 
 
+def llds_sum(new, old, A, mask, gate="action"):
+    return llds_parts(new, old, A, mask, gate=gate, preserve="positive").penalty.sum()
+
+
+def good(A, mask):
+    return (mask & (A > 0)[:, None]).sum()
+
+
+def ungated(new, old, A, mask):
+    return llds_sum(new, old, A, mask, "token") / good(A, mask).clamp(min=1)
+
+
+def by_answer_alone(new, old, A, mask):
+    return llds_sum(new, old, A, mask, "response") / good(A, mask).clamp(min=1)
+
+
+def by_all_tokens(new, old, A, mask):
+    return llds_sum(new, old, A, mask) / mask.sum()
+
+
+def without_a_floor(new, old, A, mask):
+    return llds_sum(new, old, A, mask) / good(A, mask)
+
+
+def cut_off(new, old, A, mask):
+    return checks.package_llds(new.detach(), old, A, mask)
+
+
 RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
 
 
@@ -53,7 +85,7 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0], "wrong", "call this run dead"),
         ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.4], "wrong", "call this run alive"),
         ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.0], "right", "calls it alive"),
-        ("check_fooled", [0.3, 0.4, 0.5, 0.5, 0.1, 0.0, 0.0, 0.1], "right", "calls it dead"),
+        ("check_fooled", [0.3, 0.4, 0.5, 0.5, 0.1, 0.0, 0.0, 0.003], "right", "calls it dead"),
         ("check_one_difference", None, "open", "Not filled in yet"),
         ("check_one_difference", {"method": "GRPO"}, "wrong", "say its rate, start, seed"),
         ("check_one_difference", RUN | {"method": "LLDS"}, "wrong", "it has LLDS too"),
@@ -61,15 +93,17 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_one_difference", RUN, "right", "in nothing else"),
         ("check_loose_reward", "Lima and Rome", "wrong", "1 on 2 of 5"),
         ("check_loose_reward", "Quito, Oslo, Cairo, Rome, Lima", "right", "on all five"),
-        ("check_least_advantage", [1, 1, 1, 1, 1], "wrong", "every advantage is 0"),
-        ("check_least_advantage", [1, 0, 0, 0, 0], "wrong", "has 1.79 there"),
-        ("check_least_advantage", [2, 0, 0, 0, 0], "wrong", "each 0 or 1"),
-        ("check_least_advantage", [1, 1, 0, 1, 1], "right", "0.45, the wrong one -1.79"),
         ("check_grpo", lambda new, old, A, mask: None, "open", "Not filled in yet"),
         ("check_grpo", unclipped, "wrong", "A good token rose by half"),
         ("check_grpo", unmasked, "wrong", "Nothing has moved"),
         ("check_grpo", by_answer, "wrong", "Nothing has moved"),
-        ("check_paid", lambda logps: [0.0 for _ in logps], "wrong", "by hand"),
+        ("check_my_llds", lambda new, old, A, mask: None, "open", "Not filled in yet"),
+        ("check_my_llds", ungated, "wrong", "This action gained"),
+        ("check_my_llds", by_answer_alone, "wrong", "the whole table"),
+        ("check_my_llds", by_all_tokens, "wrong", "Only the first answer"),
+        ("check_my_llds", without_a_floor, "wrong", "mind the divisor"),
+        ("check_my_llds", cut_off, "wrong", "it has no gradient"),
+        ("check_my_llds", checks.package_llds, "right", "all 5 cases"),
         ("check_spared_token", [-0.5, 0.0, 1.0, -0.25], "wrong", "the response gate is shut"),
         ("check_spared_token", [-0.5, 0.0, 0.5, 0.5], "wrong", "spares nobody"),
         ("check_spared_token", [-0.5, 0.0, -1.0, 0.5], "wrong", "spares nobody"),
@@ -91,36 +125,14 @@ def test_a_verdict_of_the_course_says_how_to_go_on(name, attempt, state, part):
     assert verdict.state == state and part in repr(verdict)
 
 
-PATIENTS = [{"reward/mean": [0.1]}, {"reward/mean": [0.9]}, {"reward/mean": [0.8]}]
-LABELS = ["plain", "protected", "protected"]
-
-
-def by_reward(metrics):
-    return "plain" if metrics["reward/mean"][-1] < 0.5 else "protected"
-
-
-def stub(metrics):
-    raise NotImplementedError
-
-
 @pytest.mark.parametrize(
-    ("attempt", "state", "part"),
-    [
-        (by_reward, "right", "1.00 on 3 runs; guessing earns 0.50"),
-        (lambda metrics: "protected", "wrong", "0.50 on 3 runs"),
-        (lambda metrics: "llds", "wrong", "give one of plain, protected"),
-        (lambda metrics: metrics["no/such"], "wrong", "it raised KeyError"),
-        (stub, "open", "Not filled in yet"),
-    ],
+    ("own", "right"), [("own_grpo", "package_grpo"), ("own_llds", "package_llds")]
 )
-def test_a_diagnosis_is_scored(attempt, state, part):
-    verdict = checks.check_diagnosis(attempt, PATIENTS, LABELS)
-    assert verdict.state == state and part in repr(verdict)
-
-
-def test_balanced_accuracy_by_hand():
-    # of "a" 1 in 3 is right, of "b" 1 in 1
-    assert checks.balanced_accuracy(["a", "b", "b", "b"], ["a", "a", "a", "b"]) == 2 / 3
+def test_a_right_loss_of_ones_own_trains_and_another_does_not(own, right, capsys):
+    choose, package = getattr(checks, own), getattr(checks, right)
+    mine = partial(package)
+    assert choose(mine) is mine and "your own" in capsys.readouterr().out
+    assert choose(lambda *given: None) is package and "the package's" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -130,7 +142,7 @@ def test_balanced_accuracy_by_hand():
         ("check_falling", [5, 4, 3, 2, 1], {0, 1, 2, 3, 4, 5}, "who gains"),
         ("check_late", 27, 20, "how many of the ten"),
         ("check_search_controls", {"b", "c"}, {"a", "b"}, "two of the four"),
-        ("check_zero", "c", "a", "exactly 0"),
+        ("check_curve", "c", "b", "very first update"),
         ("check_enough", 0.03 * 0.06 / 0.4, 0.03, "both pushes"),
         ("check_standing", {"b", "d"}, {"b", "c"}, "goes beyond"),
     ],
@@ -182,3 +194,12 @@ def test_a_broken_llds_is_told_its_promises():
     verdict = checks.check_mended(dead_llds)
     assert verdict.state == "wrong" and "0 at every update" in repr(verdict)
     assert "cannot be called" in repr(checks.check_mended(lambda logp: logp))
+
+
+def test_either_choice_of_protected_answers_can_be_asked_for():
+    from lldlib.losses import llds_penalty
+
+    assert checks.check_mended(partial(llds_penalty, preserve="positive")).state == "right"
+    papers = partial(llds_penalty, preserve="nonnegative")
+    assert checks.check_mended(papers).state == "wrong"
+    assert checks.check_mended(papers, "nonnegative").state == "right"

@@ -10,6 +10,7 @@ from helpers import MICRO, micro_trainer, same, weights
 from lldlib.config import LossConfig
 from lldlib.losses import LossInputs
 from lldlib.show.inspector import StepInspector, formula
+from lldlib.train import trainer as train
 from lldlib.train.dissect import DissectedUpdate, dissect_update, token_steps
 from lldlib.types import TokenStep
 
@@ -133,8 +134,18 @@ def test_an_update_of_a_run_that_stays_as_it_is():
     trainer.step()
     twin.step()
     assert same(weights(trainer), weights(twin))
-    with pytest.raises(ValueError, match="update 3: a batch has updates 0 to 2"):
+    with pytest.raises(ValueError, match="update 3: this batch has updates 0 to 2"):
         dissect_update(trainer, 3)
+
+
+@pytest.mark.usefixtures("answering_pays")
+@pytest.mark.parametrize(("mixed", "has"), [(2, "updates 0 to 1"), (0, "none, since no group")])
+def test_an_update_that_a_batch_of_few_mixed_groups_lacks(monkeypatch, mixed, has):
+    """Four groups of four rows in three updates; of `mixed` groups alone it has fewer."""
+    trainer = micro_trainer(replace(MICRO, keep_mixed=0.5))
+    monkeypatch.setattr(train, "most_mixed", lambda rewards, group, share: group < mixed)
+    with pytest.raises(ValueError, match=f"update 2: this batch has {has}"):
+        dissect_update(trainer, 2)
 
 
 def _steps(row) -> list[TokenStep]:

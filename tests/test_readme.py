@@ -46,8 +46,8 @@ def atlas() -> dict[str, dict[int, list[dict]]]:
 
 
 def percent(arm: str) -> tuple[int, int]:
-    """The start's score and the end's, means of seeds 3 to 9."""
-    runs = [atlas()[arm][seed] for seed in range(3, 10)]
+    """The start's score and the end's, means of the seeds of the test half."""
+    runs = [atlas()[arm][seed] for seed in range(3, 20)]
     ends = [fmean([row[SCORE] for row in rows if SCORE in row][-2:]) for rows in runs]
     return round(100 * atlas()[arm][10][0][START]), round(100 * fmean(ends))  # one start for all
 
@@ -65,7 +65,7 @@ def test_the_table_of_the_answer():
         counts.append(f"{sum(known is not None for known in died)} of 20")
     assert f"| runs that collapsed | {' | '.join(counts)} |" in README
     ways = [f"{start} % → {end} %" for start, end in map(percent, ARMS)]
-    assert f"(seeds 3 to 9) | {' | '.join(ways)} |" in README
+    assert f"(seeds 3 to 19) | {' | '.join(ways)} |" in README
 
 
 def test_the_demo_s_verdict():
@@ -107,11 +107,15 @@ def test_the_long_runs_whose_searches_miss():
     for (arm, rate, _), own in runs.groupby(["arm", "rate", "seed"]):
         assert len(own) >= 200
         ten = own.reward.rolling(10).mean()
-        falls[arm, "low" if rate < 1e-4 else "good"].append((ten.cummax() - ten).max() > 0.1)
-    plain, kept = falls["grpo", "good"], falls["llds", "good"]
-    assert f"in {sum(plain)} of {len(plain)} runs of 200 batches or more at 1e-4 and 2e-4" in README
-    assert f"With LLDS at 2e-4 it fell in {sum(kept)} of {len(kept)}" in README
-    assert falls["grpo", "low"] == [False] and "5e-5, GRPO lived without a remedy" in README
+        falls[arm, "low" if rate < 1e-4 else "good"].append((ten.cummax() - ten).max())
+    plain, kept, low = (falls[key] for key in (("grpo", "good"), ("llds", "good"), ("grpo", "low")))
+    least, most, held, lowest = (
+        f"{value:.2f}"[1:] for value in (min(plain), max(plain), max(kept), *low)
+    )
+    told = f"its reward fell by {least} to {most} in [all {len(plain)} runs of 200 batches or more]"
+    assert told in README
+    assert f"LLDS .5 at 2e-4 fell by {held} at most in {len(kept)} of {len(kept)} runs" in README
+    assert f"GRPO at 5e-5 by {lowest} in one" in README
 
 
 def test_the_world_of_sparks():

@@ -133,10 +133,6 @@ def dissect_update(trainer: Trainer, number: int) -> DissectedUpdate:
 
     The trainer itself stays as it is. Raises ValueError where a batch has fewer updates.
     """
-    rollout = trainer.config.rollout
-    count = min(trainer.config.updates_per_batch, rollout.problems * rollout.group_size)
-    if not 0 <= number < count:
-        raise ValueError(f"update {number}: a batch has updates 0 to {count - 1}")
     made = _Stopping(trainer, number)
     episodes, after = made.train()
     chosen = [episodes[row] for row in made.rows.tolist()]
@@ -170,11 +166,18 @@ class _Stopping(Trainer):
         self.read: LossInputs | None = None
 
     def train(self) -> tuple[list[Episode], Float[Tensor, "B T"]]:
-        """All episodes, and the log-probs after the update of the rows that it was made on."""
+        """All episodes, and the log-probs after the update of the rows that it was made on.
+
+        ValueError where the batch has no such update.
+        """
         episodes, batch = self.collect()
         searches = sum(e.valid_searches for e in episodes) / len(episodes)
         model = self.policy.model
         experience = make_experience(model, self.reference, batch, searches, self.config)
+        count = self._trained_rows(experience)[1]
+        if not 0 <= self.number < count:
+            has = f"updates 0 to {count - 1}" if count else "none, since no group of it is mixed"
+            raise ValueError(f"update {self.number}: this batch has {has}")
         with suppress(_Done):
             self._update(experience)
         model.eval()

@@ -1,5 +1,6 @@
 """`lldlib script`: what it writes runs as it stands, on the CPU, with a tiny model."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -61,12 +62,33 @@ def test_it_comes_out_whole_either_way(name, tmp_path, capsys):
 def test_the_script_for_trl_trains(tmp_path):
     pytest.importorskip("trl", reason="needs the extra 'trl': run make test-adapters")
     small = {"batches": 2, "rows": 4, "steps_per_batch": 2, "rollouts": 4, "max_tokens": 40}
+    small |= {"llds_coef": 0.5, "llds_preserve": "positive"}
     done = run(written("trl-search", tmp_path), **files(tmp_path), **small, lr=1e-3)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = Run(tmp_path / "out" / "run").metrics
     assert [row["step"] for row in rows] == [0, 1]
     assert {"llds/value", "reward/mean", "displacement/all_token"} <= set(rows[1])
     assert (tmp_path / "out" / "policy" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["trl", "verl"])
+def test_its_flags_reach_the_settings(name, tmp_path, monkeypatch):
+    """The paper's LLDS and rate without a flag, and with flags those of our own study."""
+    pytest.importorskip(name, reason=f"needs the extra '{name}': run make test-adapters")
+    spec = importlib.util.spec_from_file_location("made", written(f"{name}-search", tmp_path))
+    spec.loader.exec_module(made := importlib.util.module_from_spec(spec))
+    where = [f"--{flag}={tmp_path / flag}" for flag in ("model", "train", "corpus", "out")]
+    ours = ["--llds-coef=0.5", "--llds-preserve=positive", "--lr=1e-5"]
+    for more, wanted in (([], (0.2, "nonnegative", 1e-6)), (ours, (0.5, "positive", 1e-5))):
+        monkeypatch.setattr(sys, "argv", ["train.py", *where, *more])
+        if name == "trl":
+            monkeypatch.setattr(made, "LLDGRPOConfig", dict)
+            told, prefix, rate = made.settings(made.arguments()), "llds_", "learning_rate"
+        else:
+            actor = "actor_rollout_ref.actor"
+            told, prefix = made.settings(made.arguments()[0]), f"+{actor}.policy_loss.llds_"
+            rate = f"{actor}.optim.lr"
+        assert (told[f"{prefix}coef"], told[f"{prefix}preserve"], told[rate]) == wanted
 
 
 def test_the_script_for_verl_stands_as_far_as_there_is_no_gpu(tmp_path):
@@ -76,6 +98,8 @@ def test_the_script_for_verl_stands_as_far_as_there_is_no_gpu(tmp_path):
     done = run(script, **given, check=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "settings are whole" in done.stdout and "LLDS 0.286" in done.stdout  # 4 of 7 tokens, .5
+    done = run(script, **given, check=True, llds_coef=0.5, llds_preserve="positive")
+    assert done.returncode == 0, done.stderr[-4000:]
     probe = f"""
 import json, os, sys
 sys.path.insert(0, {str(tmp_path)!r})
