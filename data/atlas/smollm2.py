@@ -1,7 +1,8 @@
 """SmolLM2 in the shuffled atlas: python data/atlas/smollm2.py
 
-Prints the tables of smollm2.md from the runs in the folder smollm2. A run that was ended by the
-rule, after three batches in a row under OVER, has a reward of 0 in the batches that it was not
+Prints the tables of smollm2.md from the runs in the folders smollm2, from the start that never
+answers at two hops, and smollm2_two_hops, from the one that does at times. A run that was ended by
+the rule, after three batches in a row under OVER, has a reward of 0 in the batches that it was not
 given.
 """
 
@@ -12,6 +13,7 @@ from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
 
 HERE = Path(__file__).parent
+FOLDERS = ("smollm2", "smollm2_two_hops")
 BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
@@ -78,19 +80,26 @@ def cells(run: Run) -> list[str]:
     ]
 
 
-def main() -> None:
-    """The table of runs, then the reward and the cost of every batch."""
-    runs = [Run(path) for path in sorted((HERE / "smollm2").iterdir()) if path.is_dir()]
+def tables(folder: str) -> None:
+    """The table of a folder's runs, then the reward and the cost of every batch."""
+    runs = [Run(path) for path in sorted((HERE / folder).iterdir()) if path.is_dir()]
     runs.sort(key=lambda run: (run.config["seed"], -run.config["lr"], arm(run)))
-    print(markdown_table(HEAD, map(cells, runs)))
+    print(f"\n{folder}\n\n{markdown_table(HEAD, map(cells, runs))}")
+    longest = max(BATCHES, *(len(run.metrics) for run in runs))
     for title, key, shape in (("Reward", "reward/mean", ".2f"), ("Cost, nats", COST, "+.1f")):
         rows = []
         for run in runs:
             name = f"{arm(run)}, {run.config['lr']:g}, seed {run.config['seed']}"
             values = ["" if v is None or v != v else format(v, shape) for v in run.column(key)]
-            rows.append([name, *values, *[""] * (BATCHES - len(values))])
+            rows.append([name, *values, *[""] * (longest - len(values))])
         print(f"\n{title} of each batch\n")
-        print(markdown_table(["arm", *map(str, range(BATCHES))], rows))
+        print(markdown_table(["arm", *map(str, range(longest))], rows))
+
+
+def main() -> None:
+    """The tables of both starts."""
+    for folder in FOLDERS:
+        tables(folder)
 
 
 if __name__ == "__main__":
