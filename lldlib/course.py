@@ -63,9 +63,9 @@ FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and
 GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
-SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, A ≥ 0": LLDS_COLOUR}
-SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0": LLDS_COLOUR}
-SMOLLM_COLOUR |= {"GRPO, 3e-4": COOLER_COLOUR, "GRPO, 1e-4": COOLER_COLOUR}
+SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, hot": LLDS_COLOUR}
+SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0, hot": LLDS_COLOUR, "GRPO, 3e-4": GRPO_COLOUR}
+SMOLLM_COLOUR |= {"GRPO + LLDS, 3e-4": LLDS_COLOUR, "GRPO, 1e-4": COOLER_COLOUR}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
 KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends
@@ -136,19 +136,23 @@ def transcript_figure(
     return figure
 
 
-def smollm_runs() -> dict[str, list[Run]]:
-    """The recorded runs of SmolLM2 by the names of `SMOLLM_COLOUR`; all others are left out."""
+def smollm_runs(start: str = "one_hop") -> dict[str, list[Run]]:
+    """SmolLM2's recorded runs by the names of `SMOLLM_COLOUR`, from one of its two starts.
+
+    The start "one_hop" can look up one fact, "two_hops" at times a second one. LLDS without a
+    remark keeps rows of A >= 0.
+    """
     arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
-    for path in sorted((data_dir() / "atlas/smollm2").iterdir()):
+    folder = {"one_hop": "smollm2", "two_hops": "smollm2_two_hops"}[start]
+    for path in sorted((data_dir() / "atlas" / folder).iterdir()):
         run = Run(path)
-        name, rate = "GRPO", run.config["lr"]
+        name = "GRPO"
         if run.config["method"] == "llds":
-            positive = run.config["loss"]["llds_preserve"] == "positive"
-            name += f" + LLDS, A {'>' if positive else '≥'} 0"
-        if rate != 1e-3:
-            name += f", {1e4 * rate:g}e-4"
-        elif name == "GRPO":
-            name += ", hot"
+            name += " + LLDS"
+            if run.config["loss"]["llds_preserve"] == "positive":
+                name += ", A > 0"
+        rate = run.config["lr"]
+        name += ", hot" if rate == 1e-3 else f", {1e4 * rate:g}e-4"
         if name in arms and not run.config["skip_zero_updates"]:  # those are controls
             arms[name].append(run)
     return {name: runs for name, runs in arms.items() if runs}
@@ -169,6 +173,7 @@ def arm_panels(
     logarithmic beyond +-`squeezed`.
     """
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    longest = max(len(run.metrics) for runs in arms.values() for run in runs)
     grid = figure.subplots(len(measures), len(arms), sharex=True, sharey="row", squeeze=False)
     for row, (label, curve) in zip(grid, measures.items(), strict=True):
         for ax, (name, runs) in zip(row, arms.items(), strict=True):
@@ -177,7 +182,7 @@ def arm_panels(
                 ink = to_rgba_array([SMOLLM_COLOUR[name], shade])
                 look = {"color": (1 - much) * ink[0] + much * ink[1], "linewidth": width}
                 ax.plot(*curve(run), ".-", **look, markersize=4 + width, label=f"seed {seed}")
-            style(ax, "", "").set_xticks(range(0, 21, 5))
+            style(ax, "", "").set_xticks(range(0, longest + 1, 5 if longest <= 20 else 10))
         row[0].set_ylabel(label)
     if squeezed is not None:
         grid[0][0].margins(y=0.1)
