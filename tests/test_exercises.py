@@ -196,6 +196,16 @@ def test_a_broken_llds_is_told_its_promises():
     assert "cannot be called" in repr(checks.check_mended(lambda logp: logp))
 
 
+def test_a_report_begins_with_what_the_exercise_left_out():
+    def unfinished(logp, old_logp, advantages, action_mask):
+        return ((old_logp.float() - logp.float()).relu() * action_mask).sum()
+
+    head, *told = repr(checks.check_mended(unfinished)).splitlines()
+    assert head.startswith("Not yet: 11 of 25") and told[3] == "and 8 more"
+    begins = ("- which answers", "- the gate", "- the divisor")
+    assert all(line.startswith(begin) for line, begin in zip(told, begins, strict=False))
+
+
 def test_either_choice_of_protected_answers_can_be_asked_for():
     from lldlib.losses import llds_penalty
 
