@@ -118,6 +118,26 @@ def test_the_long_runs_whose_searches_miss():
     assert f"GRPO at 5e-5 by {lowest} in one" in README
 
 
+def test_a_pretrained_model_learned_and_died():
+    """SmolLM2 at 3e-4: greedy exams, the first lasting loss of right answers, the death."""
+    exam, lost = "eval/heldout_em_greedy", "displacement/correct"
+    grpo, llds = (
+        Run(ATLAS / f"smollm2_two_hops/{arm}-lr3e-4-seed0").metrics for arm in ("grpo", "llds0")
+    )
+    start = f"{grpo[0]['eval/start_em_greedy']:.2f}"[1:]
+    best, kept = (
+        f"{[row[exam] for row in rows if exam in row][-1]:.2f}"[1:] for rows in (grpo, llds)
+    )
+    assert f"from {start} to {best} in 50 batches" in README and exam in grpo[49]
+    falling = [row["step"] for row in grpo if row.get(lost, 0) < 0]
+    assert "lost likelihood from batch 22 on" in README
+    assert len([step for step in falling if 22 <= step < 54]) == 30 and len(falling) == 32
+    rewards = [row["reward/mean"] for row in grpo]
+    assert rewards.index(0) == 54 and not any(rewards[54:]) and "from batch 54 on" in README
+    assert f"learned more slowly, to {kept}, and lived for {len(llds)} batches" in README
+    assert min(row["reward/mean"] for row in llds[-5:]) > 0.7
+
+
 def test_the_world_of_sparks():
     tables = script("sparks/tables.py")
     ends = tables.ends(tables.read("runs.jsonl.gz"))

@@ -3,14 +3,17 @@
 Prints the tables of smollm2.md from the runs in the folders smollm2, from the start that never
 answers at two hops, and smollm2_two_hops, from the one that does at times. A run that was ended by
 the rule, after three batches in a row under OVER, has a reward of 0 in the batches that it was not
-given.
+given. Draws smollm2.png.
 """
 
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from lldlib.course import arm_panels, smollm_runs
 from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
+from lldlib.show.style import save
 
 HERE = Path(__file__).parent
 FOLDERS = ("smollm2", "smollm2_two_hops")
@@ -96,8 +99,18 @@ def tables(folder: str) -> None:
         print(markdown_table(["arm", *map(str, range(longest))], rows))
 
 
+def draw() -> None:
+    """The two runs at 3e-4: what happens to right answers, the reward, endless answers."""
+    measures = {"change of right\nanswers (nats)": COST, "reward": "reward/mean"}
+    measures["share of\nendless answers"] = "stop/token_budget"
+    curves = {name: partial(Run.series, key=key) for name, key in measures.items()}
+    figure = arm_panels(smollm_runs("two_hops"), curves, 5.2, squeezed=1)
+    save(figure, HERE / "smollm2.png")
+
+
 def main() -> None:
-    """The tables of both starts."""
+    """The figure, then the tables of both starts."""
+    draw()
     for folder in FOLDERS:
         tables(folder)
 
