@@ -40,8 +40,11 @@ from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, label_ends, st
 from lldlib.show.tokens import LOGP, record_tokens, token_panel
 from lldlib.train.by_hand import (
     charges,
+    gradients_by_author,
     load_policy,
+    open_planet,
     roll_out,
+    third_batch,
     train_at,
     train_masked,
     train_with,
@@ -51,11 +54,11 @@ from lldlib.types import TokenInfo
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
-    "data_dir", "demo", "display", "early_rewards", "first_over", "fmean",
-    "label_ends", "ladder", "limited_runs", "load_policy", "losses", "math", "median", "pd",
-    "random", "recorded", "replay", "roll_out", "seed_dots", "show", "sign_figure", "smollm_runs",
-    "stdev", "style", "table", "tempfile", "torch", "train_at", "train_masked", "train_with",
-    "transcript_figure",
+    "data_dir", "demo", "display", "early_rewards", "first_under", "fmean", "gradients_by_author",
+    "label_ends", "ladder", "limited_runs", "load_policy", "losses", "math", "median",
+    "open_planet", "pd", "random", "recorded", "replay", "roll_out", "seed_dots", "show",
+    "sign_figure", "smollm_runs", "stdev", "style", "table", "tempfile", "third_batch", "torch",
+    "train_at", "train_masked", "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -205,19 +208,19 @@ def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str, rows: Mapping[s
     """A row of dots an arm, one a seed; how many have `won` on the right.
 
     `frame` has a row a seed, with the columns `arm`, `key` and `won`; `rows` names the arms, from
-    below: one without runs is "not run", a star at an arm's end is written beside its dots. Dots
-    of an arm lie a little apart, so that equal ones can be counted.
+    below. Dots are hollow where the arm ends in a star, which says that it was not planned, and lie
+    a little apart, so that equal ones can be counted.
     """
     for place, arm in enumerate(rows.values()):
         part = frame[frame.arm == arm]
         kinds = {"GRPO": COLOURS[0], "LLDS": COLOURS[1], "Lp-Reg": COLOURS[3]}
-        kinds |= {"80/20": COLOURS[4], "entropy": COLOURS[6]}
-        colour = next((ink for kind, ink in kinds.items() if kind in arm), "0.4")
+        kinds |= {"entropy": COLOURS[6]}
+        look = {"color": next((ink for kind, ink in kinds.items() if kind in arm), "0.4")}
+        look |= {"fillstyle": "none" if arm.endswith(" *") else "full"}
         shift = [0.11 * (n - (len(part) - 1) / 2) for n in range(len(part))]
-        ax.plot(part[key], [place + s for s in shift], "o", color=colour, ms=4)
+        ax.plot(part[key], [place + s for s in shift], "o", ms=4, **look)
         beside = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": SMALL}
-        count = f"{int(part[won].sum())} of {len(part)}" + arm[-2:] * arm.endswith(" *")
-        ax.text(1.02, place, count if len(part) else "not run", **beside)
+        ax.text(1.02, place, f"{int(part[won].sum())} of {len(part)}", **beside)
     ax.set_yticks(range(len(rows)), rows)
     return ax
 
@@ -295,31 +298,28 @@ def with_misses() -> Figure:
     return figure
 
 
-def first_over(values: pd.Series, limit: float) -> float:
-    """The first batch, from 2 on, whose value is over the limit; nan where none is."""
-    over = values.iloc[2:] > limit
-    return float(over[over].index.min())
+def first_under(values: pd.Series, limit: float) -> float:
+    """The first batch, from 2 on, whose value is under the limit; nan where none is."""
+    under = values.iloc[2:] < limit
+    return float(under[under].index.min())
 
 
 def sign_figure(signs: Mapping[str, tuple[str, Callable, float, str]]) -> Figure:
     """The first batch with each sign in the recorded runs of `ARMS`: a row a sign, a dot a run.
 
-    A sign is a metric, how far its curve has gone the wrong way, the limit, and a label. A line
-    joins a run's dots of the first two signs. The counts are of the GRPO runs, which die, and of
-    the others.
+    A sign is a metric, the curve that is made of it, the limit that it goes under, and a label. A
+    line joins a run's dots. The counts are of the GRPO runs, which die, and of the others.
     """
-    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-    ax = style(figure.subplots(), "rollout batch of the first sign", "")
+    figure = Figure(figsize=(WIDTH, 0.9 + len(signs)), layout="constrained")
+    ax = style(figure.subplots(), "first rollout batch with the sign", "")
     counts = [[0, 0] for _ in signs]
     alone = {arm: recorded(arm) for arm in ARMS}
     for place, (arm, runs) in enumerate(alone.items()):
         for seed, run in enumerate(runs):
-            first = [
-                first_over(wrong(run.frame[key]), limit) for key, wrong, limit, _ in signs.values()
-            ]
+            first = [first_under(of(run.frame[key]), low) for key, of, low, _ in signs.values()]
             rows = [row + 0.28 * (place - 1) + 0.024 * (seed - 4.5) for row in range(len(signs))]
             ax.plot(first, rows, "o", color=COLOUR[arm], alpha=0.7, ms=4.5, label="_" * seed + arm)
-            ax.plot(first[:2], rows[:2], color=COLOUR[arm], alpha=0.7, lw=0.8, label="_")
+            ax.plot(first, rows, color=COLOUR[arm], alpha=0.7, lw=0.8, label="_")
             for count, batch in zip(counts, first, strict=True):
                 count[arm != "grpo"] += math.isfinite(batch)
     ax.set(ylim=(len(signs) - 0.5, -0.5))

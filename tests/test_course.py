@@ -108,6 +108,35 @@ def test_answers_come_in_groups_and_a_seed_fixes_them():
     assert [e.turns for e in one] == [e.turns for e in other]
 
 
+def test_the_planet_of_the_answers_can_be_searched():
+    policy, planet = course.load_policy("half_taught"), course.open_planet(1)
+    asked = {question.text for question in planet.questions}
+    answers = course.roll_out(policy, planet=1, problems=2)
+    assert {e.question.text for e in answers} <= asked
+    (found,) = planet.tool.search(["largest neighbour Portugal"], 1)[0]
+    assert found.text.startswith("The largest neighbour of Portugal is")
+
+
+def test_without_a_mask_the_loss_is_of_two_authors():
+    """Together they wrote all after the question; the agent was not taught to say passages."""
+    policy = course.load_policy("half_taught")
+    answers = course.roll_out(policy, planet=1, problems=6, seed=1)
+    (_, mine, sure, _), (_, theirs, unsure, length) = course.gradients_by_author(policy, answers)
+    assert int(mine[:-1]) + int(theirs[:-1]) == 100
+    assert float(unsure) < -5 < float(sure) < 0 < float(length)
+
+
+def test_a_third_batch_is_trained_without_an_answer_or_with_llds():
+    """The answers are the same; what the updates do to them is not."""
+    runs = [course.third_batch(), course.third_batch(without=[0]), course.third_batch(llds=0.5)]
+    logps, changes = (
+        [[getattr(t, key) for answer in run for t in answer.tokens] for run in runs]
+        for key in ("logp", "change")
+    )
+    assert logps[0] == logps[1] == logps[2] and len(runs[0]) == 80
+    assert changes[0] != changes[1] and changes[0] != changes[2]
+
+
 # -- the loop of notebook 3 ------------------------------------------------------------------------
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/03_train_it_yourself.ipynb"

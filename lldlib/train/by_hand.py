@@ -5,7 +5,7 @@ What takes seconds to import is imported inside, so that a notebook's first pict
 
 import inspect
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from lldlib.types import Batch, Episode
 
 if TYPE_CHECKING:
     from lldlib.policy.load import Policy
+    from lldlib.train.dissect import Dissected
+    from lldlib.world.environment import Split
 
 
 def load_policy(name: str) -> "Policy":
@@ -24,6 +26,14 @@ def load_policy(name: str) -> "Policy":
     from lldlib.policy import load
 
     return load.load_policy(name)
+
+
+def open_planet(number: int) -> "Split":
+    """The questions and the search of one shuffle of the atlas: what batch `number` trains on."""
+    from lldlib.recipes import train_config
+    from lldlib.world.registry import open_environment
+
+    return open_environment(train_config("grpo", 0, "half_taught")).training(number)
 
 
 def roll_out(
@@ -41,6 +51,33 @@ def roll_out(
     questions = random.Random(seed).sample(split.questions, problems)
     draw = torch.Generator().manual_seed(seed)
     return rollout.run(policy.model, questions, samples=group_size, temperature=1.0, generator=draw)
+
+
+def gradients_by_author(
+    policy: "Policy", answers: Sequence[Episode]
+) -> list[tuple[str, str, str, str]]:
+    """What a GRPO loss without an action mask is made of, at the answers' first update.
+
+    A line an author of what follows the question: its share of the words, their mean log-prob,
+    and the length of the gradient of its part of the loss, a mean over all those words.
+    """
+    from lldlib.policy.score import score
+    from lldlib.rollout.batch import collate
+
+    batch = collate(answers)
+    first = batch.action_mask.int().argmax(1, keepdim=True)  # where the question ends
+    after = batch.attention_mask & (torch.arange(batch.tokens.shape[1]) >= first)
+    logp = score(policy.model, replace(batch, action_mask=after), 1.0).logp
+    A = losses.group_advantages(batch.rewards, batch.group, scale=True)
+    authors = {"the agent": batch.action_mask, "the environment": after & ~batch.action_mask}
+    rows, weights = [], list(policy.model.parameters())
+    for author, mask in authors.items():
+        loss = losses.policy_gradient(logp, logp.detach(), A, mask).sum() / after.sum()
+        pulls = torch.autograd.grad(loss, weights, retain_graph=True)
+        length = sum(pull.square().sum() for pull in pulls).sqrt()
+        share, mean = mask.sum() / after.sum(), logp[mask].mean()
+        rows.append((author, f"{share:.0%}", f"{mean:.1f}", f"{length:.2f}"))
+    return rows
 
 
 def charges(
@@ -128,6 +165,32 @@ def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 2
     rows = [trainer.step()[0] for _ in range(batches)]
     told = [(row["reward/mean"], -row["displacement/all_token"]) for row in rows]
     return pd.DataFrame(told, columns=["reward", "drift"])
+
+
+def third_batch(llds: float = 0.0, without: Sequence[int] = ()) -> list["Dissected"]:
+    """The answers of the third batch of a small hot run, with what its updates did to each token.
+
+    80 answers and four updates a batch. GRPO trains the first two; the third has LLDS of weight
+    `llds` beside it, and trains on no word of the answers whose numbers are in `without`.
+    """
+    from lldlib.recipes import train_config
+    from lldlib.train.dissect import dissect
+    from lldlib.train.trainer import Trainer
+    from lldlib.world.registry import open_environment
+
+    class Third(Trainer):
+        def collect(self) -> tuple[list[Episode], Batch]:
+            episodes, batch = super().collect()
+            if self.step_index == 2:
+                batch.action_mask[list(without)] = False
+            return episodes, batch
+
+    small = {"problems": 16, "updates_per_batch": 4, "warmup_batches": 0}
+    config = train_config("grpo", 0, "half_taught", eval_every=0, probe_every=0, **small)
+    trainer = Third(config, load_policy(config.policy), open_environment(config))
+    trainer.step(), trainer.step()
+    trainer.config = replace(config, loss=replace(config.loss, llds_coef=llds))
+    return dissect(trainer, config.loss)
 
 
 def train_masked(mask_of: Callable[[Batch], torch.Tensor], batches: int) -> list[float]:
