@@ -194,7 +194,7 @@ def arm_panels(
     for top, bottom, name in zip(grid[0], grid[-1], arms, strict=True):
         top.set_title(name, fontsize=SMALL)
         bottom.set_xlabel(BATCH)
-    grid[0][0].legend(frameon=False, fontsize=SMALL, loc="upper right")
+    grid[0][0].legend(frameon=False, fontsize=SMALL, loc="best")
     return figure
 
 

@@ -85,7 +85,6 @@ def test_the_deciding_pairs():
     uncertain = script("atlas/uncertain.py")
     runs = uncertain.runs()
     plain, kept = (uncertain.chosen(runs[0.35], llds=kind) for kind in (False, True))
-    hotter = uncertain.Arm(None, kept.rate)
 
     def told(misses: float, base: tuple) -> str:
         arms = runs[misses]
@@ -95,9 +94,6 @@ def test_the_deciding_pairs():
 
     assert f"on ten seeds LLDS minus GRPO is {told(0, plain)}" in README
     assert f"and {told(0.35, plain)} where a third of the searches miss" in README
-    assert hotter.rate == 2 * plain.rate
-    assert f"at twice GRPO's best rate, LLDS is ahead by {told(0.35, hotter)}" in README
-    assert told(0, hotter).startswith("+.001 [-")
 
 
 def test_the_long_runs_whose_searches_miss():
@@ -112,30 +108,33 @@ def test_the_long_runs_whose_searches_miss():
     least, most, held, lowest = (
         f"{value:.2f}"[1:] for value in (min(plain), max(plain), max(kept), *low)
     )
-    told = f"its reward fell by {least} to {most} in [all {len(plain)} runs of 200 batches or more]"
+    told = (
+        f"GRPO's reward fell by {least} to {most} in [all {len(plain)} runs of 200 batches or more]"
+    )
     assert told in README
     assert f"LLDS .5 at 2e-4 fell by {held} at most in {len(kept)} of {len(kept)} runs" in README
-    assert f"GRPO at 5e-5 by {lowest} in one" in README
+    assert f"GRPO at 5e-5 fell by {lowest} in one" in README
 
 
 def test_a_pretrained_model_learned_and_died():
-    """SmolLM2 at 3e-4: greedy exams, the first lasting loss of right answers, the death."""
-    exam, lost = "eval/heldout_em_greedy", "displacement/correct"
-    grpo, llds = (
-        Run(ATLAS / f"smollm2_two_hops/{arm}-lr3e-4-seed0").metrics for arm in ("grpo", "llds0")
-    )
-    start = f"{grpo[0]['eval/start_em_greedy']:.2f}"[1:]
-    best, kept = (
-        f"{[row[exam] for row in rows if exam in row][-1]:.2f}"[1:] for rows in (grpo, llds)
-    )
-    assert f"from {start} to {best} in 50 batches" in README and exam in grpo[49]
-    falling = [row["step"] for row in grpo if row.get(lost, 0) < 0]
-    assert "lost likelihood from batch 22 on" in README
-    assert len([step for step in falling if 22 <= step < 54]) == 30 and len(falling) == 32
-    rewards = [row["reward/mean"] for row in grpo]
-    assert rewards.index(0) == 54 and not any(rewards[54:]) and "from batch 54 on" in README
-    assert f"learned more slowly, to {kept}, and lived for {len(llds)} batches" in README
-    assert min(row["reward/mean"] for row in llds[-5:]) > 0.7
+    """SmolLM2 at 3e-4, two seeds: the best exam, who is dead, how long right answers lost."""
+    smollm2, exam = script("atlas/smollm2.py"), "eval/heldout_em_greedy"
+    runs = {
+        (arm, seed): Run(ATLAS / f"smollm2_two_hops/{arm}-lr3e-4-seed{seed}")
+        for arm in ("grpo", "llds0")
+        for seed in (0, 1)
+    }
+    assert [smollm2.is_dead(run) for run in runs.values()] == [True, True, False, False]
+    start = runs["grpo", 0].metrics[0]["eval/start_em_greedy"]
+    best = [max(smollm2.present(runs["grpo", seed], exam)) for seed in (0, 1)]
+    told = [f"{value:.2f}"[1:] for value in (start, *best)]
+    assert "had risen from {} to {} and {}.".format(*told) in README
+    ends = [f"{smollm2.present(runs['llds0', seed], exam)[-1]:.2f}"[1:] for seed in (0, 1)]
+    assert "it learned, to {} and {}, and lived for all 60 batches".format(*ends) in README
+    for seed, first, fall in ((0, 22, 54), (1, 20, 50)):
+        change = runs["grpo", seed].column(smollm2.COST)[first:fall]
+        assert "For some thirty batches before the fall" in README and fall - first in (30, 32)
+        assert sum(value < 0 for value in change) > 0.85 * len(change)
 
 
 def test_the_world_of_sparks():

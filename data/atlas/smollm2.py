@@ -99,12 +99,29 @@ def tables(folder: str) -> None:
         print(markdown_table(["arm", *map(str, range(longest))], rows))
 
 
+def pairs() -> None:
+    """The seventh rule's numbers: GRPO and LLDS at 3e-4, seed by seed, 0 after a death."""
+    head = ["seed", *("reward, batches 55 to 59", "held out, sampled, mean of six", "greedy") * 2]
+    rows = []
+    both = (smollm_runs("two_hops")[name] for name in ("GRPO, 3e-4", "GRPO + LLDS, 3e-4"))
+    for runs in zip(*both, strict=True):
+        assert len({run.config["seed"] for run in runs}) == 1
+        row = [str(runs[0].config["seed"])]
+        for run in runs:
+            exams = (present(run, f"eval/heldout_{key}") for key in ("em", "em_greedy"))
+            ends = sum(run.column("reward/mean")[55:60]) / 5
+            row += [f"{v:.2f}" for v in (ends, *(sum(scores) / 6 for scores in exams))]
+        rows.append(row)
+    print(f"\nGRPO, then GRPO + LLDS, 60 batches at 3e-4\n\n{markdown_table(head, rows)}")
+
+
 def draw() -> None:
-    """The two runs at 3e-4: what happens to right answers, the reward, endless answers."""
+    """The runs at 3e-4: right answers' likelihood, reward, held-out score, endless answers."""
     measures = {"change of right\nanswers (nats)": COST, "reward": "reward/mean"}
-    measures["share of\nendless answers"] = "stop/token_budget"
+    measures |= {"held out": "eval/heldout_em", "share of\nendless answers": "stop/token_budget"}
     curves = {name: partial(Run.series, key=key) for name, key in measures.items()}
-    figure = arm_panels(smollm_runs("two_hops"), curves, 5.2, squeezed=1)
+    runs = {name: own for name, own in smollm_runs("two_hops").items() if "3e-4" in name}
+    figure = arm_panels(runs, curves, 6.2, squeezed=1)
     save(figure, HERE / "smollm2.png")
 
 
@@ -113,6 +130,7 @@ def main() -> None:
     draw()
     for folder in FOLDERS:
         tables(folder)
+    pairs()
 
 
 if __name__ == "__main__":
