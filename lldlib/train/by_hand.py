@@ -66,7 +66,8 @@ def gradients_by_author(
 
     batch = collate(answers)
     first = batch.action_mask.int().argmax(1, keepdim=True)  # where the question ends
-    after = batch.attention_mask & (torch.arange(batch.tokens.shape[1]) >= first)
+    place = torch.arange(batch.tokens.shape[1], device=first.device)
+    after = batch.attention_mask & (place >= first)
     logp = score(policy.model, replace(batch, action_mask=after), 1.0).logp
     A = losses.group_advantages(batch.rewards, batch.group, scale=True)
     authors = {"the agent": batch.action_mask, "the environment": after & ~batch.action_mask}
