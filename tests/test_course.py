@@ -137,6 +137,14 @@ def test_a_third_batch_is_trained_without_an_answer_or_with_llds():
     assert changes[0] != changes[1] and changes[0] != changes[2]
 
 
+def test_an_update_of_the_third_batch_can_be_inspected():
+    """The last of its four: 20 answers, some of whose tokens LLDS charges."""
+    update = course.third_update(3, llds=0.5)
+    assert (update.batch, update.number, update.loss.llds_coef, len(update.rows)) == (2, 3, 0.5, 20)
+    written = [t for row in update.rows for t in row.tokens if t.role == "action"]
+    assert any(t.charge for t in written)
+
+
 # -- the loop of notebook 3 ------------------------------------------------------------------------
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/03_train_it_yourself.ipynb"

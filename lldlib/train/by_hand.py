@@ -17,7 +17,8 @@ from lldlib.types import Batch, Episode
 
 if TYPE_CHECKING:
     from lldlib.policy.load import Policy
-    from lldlib.train.dissect import Dissected
+    from lldlib.train.dissect import Dissected, DissectedUpdate
+    from lldlib.train.trainer import Trainer
     from lldlib.world.environment import Split
 
 
@@ -154,7 +155,7 @@ def train_with(
 def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 20) -> pd.DataFrame:
     """GRPO, or GRPO + LLDS, trained here and now as the recorded runs were: a line a batch.
 
-    `reward`, and `drift`: what the batch's answers lost by its updates, in nats per token.
+    Its column is `reward`.
     """
     from lldlib.recipes import train_config
     from lldlib.train.trainer import Trainer
@@ -163,9 +164,7 @@ def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 2
     method, quiet = "llds" if llds else "grpo", {"eval_every": 0, "probe_every": 0}
     config = train_config(method, seed, "half_taught", lr=rate, **quiet)
     trainer = Trainer(config, load_policy(config.policy), open_environment(config))
-    rows = [trainer.step()[0] for _ in range(batches)]
-    told = [(row["reward/mean"], -row["displacement/all_token"]) for row in rows]
-    return pd.DataFrame(told, columns=["reward", "drift"])
+    return pd.DataFrame({"reward": [trainer.step()[0]["reward/mean"] for _ in range(batches)]})
 
 
 def third_batch(llds: float = 0.0, without: Sequence[int] = ()) -> list["Dissected"]:
@@ -174,8 +173,22 @@ def third_batch(llds: float = 0.0, without: Sequence[int] = ()) -> list["Dissect
     80 answers and four updates a batch. GRPO trains the first two; the third has LLDS of weight
     `llds` beside it, and trains on no word of the answers whose numbers are in `without`.
     """
-    from lldlib.recipes import train_config
     from lldlib.train.dissect import dissect
+
+    trainer = _before_the_third_batch(llds, without)
+    return dissect(trainer, replace(trainer.config.loss, llds_coef=0.0))
+
+
+def third_update(number: int, llds: float) -> "DissectedUpdate":
+    """One of the four updates of `third_batch`, token by token, for the step inspector."""
+    from lldlib.train.dissect import dissect_update
+
+    return dissect_update(_before_the_third_batch(llds), number)
+
+
+def _before_the_third_batch(llds: float, without: Sequence[int] = ()) -> "Trainer":
+    """The trainer of `third_batch`, which has trained two batches."""
+    from lldlib.recipes import train_config
     from lldlib.train.trainer import Trainer
     from lldlib.world.registry import open_environment
 
@@ -189,9 +202,10 @@ def third_batch(llds: float = 0.0, without: Sequence[int] = ()) -> list["Dissect
     small = {"problems": 16, "updates_per_batch": 4, "warmup_batches": 0}
     config = train_config("grpo", 0, "half_taught", eval_every=0, probe_every=0, **small)
     trainer = Third(config, load_policy(config.policy), open_environment(config))
-    trainer.step(), trainer.step()
+    for _ in range(2):
+        trainer.step()
     trainer.config = replace(config, loss=replace(config.loss, llds_coef=llds))
-    return dissect(trainer, config.loss)
+    return trainer
 
 
 def train_masked(mask_of: Callable[[Batch], torch.Tensor], batches: int) -> list[float]:
