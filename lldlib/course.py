@@ -45,6 +45,7 @@ from lldlib.train.by_hand import (
     open_planet,
     roll_out,
     third_batch,
+    third_update,
     train_at,
     train_masked,
     train_with,
@@ -55,10 +56,10 @@ __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
     "data_dir", "demo", "display", "early_rewards", "first_under", "fmean", "gradients_by_author",
-    "label_ends", "ladder", "limited_runs", "load_policy", "losses", "math", "median",
-    "open_planet", "pd", "random", "recorded", "replay", "roll_out", "seed_dots", "show",
-    "sign_figure", "smollm_runs", "stdev", "style", "table", "tempfile", "third_batch", "torch",
-    "train_at", "train_masked", "train_with", "transcript_figure",
+    "label_ends", "ladder", "limited_runs", "load_policy", "losses", "median", "open_planet", "pd",
+    "random", "recorded", "replay", "roll_out", "seed_dots", "show", "sign_figure", "smollm_runs",
+    "stdev", "style", "table", "tempfile", "third_batch", "third_update", "torch", "train_at",
+    "train_masked", "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -259,43 +260,6 @@ def ladder(runs: pd.DataFrame) -> Axes:
     ax.set_xticks(rates := sorted(own.rate.unique()), [f"{1e4 * rate:g}" for rate in rates])
     ax.minorticks_off()
     return ax
-
-
-WITH_MISSES = {  # arm and rate of the runs of `with_misses`: their name, colour and line
-    ("grpo", 5e-5): ("GRPO, 0.5e-4", COOLER_COLOUR, ":"),
-    ("grpo", 1e-4): ("GRPO, 1e-4", COOLER_COLOUR, "--"),
-    ("grpo", 2e-4): ("GRPO, 2e-4", COOLER_COLOUR, "-"),
-    ("llds", 2e-4): ("GRPO + LLDS, 2e-4", LLDS_COLOUR, "-"),
-}
-
-
-def with_misses() -> Figure:
-    """200 batches whose searches miss now and then: rewards, and how often a miss is asked again.
-
-    On the left a line is a run, its reward a mean of ten batches; on the right a line is an arm at
-    a rate, with a point for 50 batches of its logged misses.
-    """
-    runs, acts = (
-        pd.read_csv(data_dir() / f"atlas/{name}.csv").query("batch < 200")
-        for name in ("long_misses", "after_misses")
-    )
-    acts = acts[acts.start == "half_taught"]
-    figure = Figure(figsize=(8.5, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for (arm, rate), (name, colour, look) in WITH_MISSES.items():
-        one = runs[(runs.arm == arm) & (runs.rate == rate)]
-        for seed, run in one.groupby("seed"):
-            reward, label = run.reward.rolling(10).mean(), name if seed == 0 else "_"
-            left.plot(run.batch, reward, look, color=colour, label=label, linewidth=1.5)
-        told = acts[(acts.arm == arm) & (acts.rate == rate)].groupby("batch")
-        told = told[["again", "on", "answer", "other"]].sum()
-        share = told.again / told.sum(axis=1)
-        right.plot(told.index + 25, share, look, marker="o", color=colour, label=name)
-    style(left, BATCH, "reward (mean of ten batches)").set(ylim=(0, 0.6))
-    style(right, BATCH, "misses that are asked again").set(ylim=(-0.02, 0.4))
-    handles = left.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False)
-    return figure
 
 
 def first_under(values: pd.Series, limit: float) -> float:

@@ -1,6 +1,6 @@
 """The tables of rewards and gradients changed in controls.md: python data/atlas/controls.py
 
-Writes three files that notebooks draw, with a line a batch. suspects.csv: the runs with a coin's
+Writes three files with a line a batch. suspects.csv, which notebook 6 draws: the runs with a coin's
 rewards and GRPO's with fresh answers; fresh_llds.csv: those of LLDS with fresh answers; "trained"
 and "fresh" in nats per token, rows with A > 0. other_targets.csv: the rewards of LLDS on the
 incorrect rows, and of the pull k3 of weight 1 on the rows with A > 0.

@@ -13,10 +13,11 @@ from statistics import fmean
 import pandas as pd
 from collect import HERE, gathered
 from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
+from matplotlib.figure import Figure
 
-from lldlib.course import with_misses
+from lldlib.course import COOLER_COLOUR, LLDS_COLOUR
 from lldlib.files import markdown_table
-from lldlib.show.style import save
+from lldlib.show.style import BATCH, save, style
 
 MISSING, DRIFT = "eval/missing_em", "displacement/all_token"
 GAP = "policy/sampler_kl"
@@ -196,8 +197,45 @@ def misses() -> None:
     print(markdown_table(head, told[order].astype(str).values.tolist()))
 
 
+WITH_MISSES = {  # arm and rate of the runs of `with_misses`: their name, colour and line
+    ("grpo", 5e-5): ("GRPO, 0.5e-4", COOLER_COLOUR, ":"),
+    ("grpo", 1e-4): ("GRPO, 1e-4", COOLER_COLOUR, "--"),
+    ("grpo", 2e-4): ("GRPO, 2e-4", COOLER_COLOUR, "-"),
+    ("llds", 2e-4): ("GRPO + LLDS, 2e-4", LLDS_COLOUR, "-"),
+}
+
+
+def with_misses() -> Figure:
+    """200 batches whose searches miss now and then: rewards, and how often a miss is asked again.
+
+    On the left a line is a run, its reward a mean of ten batches; on the right a line is an arm at
+    a rate, with a point for 50 batches of its logged misses.
+    """
+    runs, acts = (
+        pd.read_csv(HERE / f"{name}.csv").query("batch < 200")
+        for name in ("long_misses", "after_misses")
+    )
+    acts = acts[acts.start == "half_taught"]
+    figure = Figure(figsize=(8.5, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (arm, rate), (name, colour, look) in WITH_MISSES.items():
+        one = runs[(runs.arm == arm) & (runs.rate == rate)]
+        for seed, run in one.groupby("seed"):
+            reward, label = run.reward.rolling(10).mean(), name if seed == 0 else "_"
+            left.plot(run.batch, reward, look, color=colour, label=label, linewidth=1.5)
+        told = acts[(acts.arm == arm) & (acts.rate == rate)].groupby("batch")
+        told = told[["again", "on", "answer", "other"]].sum()
+        share = told.again / told.sum(axis=1)
+        right.plot(told.index + 25, share, look, marker="o", color=colour, label=name)
+    style(left, BATCH, "reward (mean of ten batches)").set(ylim=(0, 0.6))
+    style(right, BATCH, "misses that are asked again").set(ylim=(-0.02, 0.4))
+    handles = left.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
 def curves() -> None:
-    """What the course reads, long_misses.csv, and its figure."""
+    """long_misses.csv, and its figure."""
     kept = {"step": "batch", "reward/mean": "reward", "stop/token_budget": "endless"}
     kept |= {SAMPLED: "right", MISSING: "right_misses", LOST: "correct_token"}
     parts = []

@@ -1,4 +1,4 @@
-"""Figures that compare many run folders: unlabelled runs, sweeps, methods; and the report."""
+"""Figures that compare many run folders: sweeps, methods; and the report."""
 
 import math
 import re
@@ -15,11 +15,9 @@ from matplotlib.ticker import MaxNLocator
 
 from lldlib.files import write_json, write_whole
 from lldlib.runs.folder import Run
-from lldlib.runs.phases import trailing_mean
 from lldlib.runs.summary import arm_labels, summarise, summary_table, value_text
 from lldlib.show.curves import collapse_figure, probe_figure
 from lldlib.show.style import (
-    BATCH,
     COLOURS,
     SMALL,
     TEXT,
@@ -44,29 +42,6 @@ NO_NAME = r"[^\w=,-]+"  # what of a method does not go into a file's name
 MAX_ARMS = 4  # whose curves one figure of a report can hold
 
 Row = Mapping[str, Any]
-
-
-def unlabelled_figure(runs: Mapping[str, Run], labels: Mapping[str, str], batches: int) -> Figure:
-    """Small multiples: a column per run under its given name, a row per metric, shared axes.
-
-    `labels` maps a metric to its axis label. Thin: the values; bold: their mean over five batches.
-    """
-    size = (WIDTH, 0.6 + 1.25 * len(labels))
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(labels), len(runs), sharex=True, sharey="row", squeeze=False)
-    for row, (key, label) in zip(panels, labels.items(), strict=True):
-        for ax, run in zip(row, runs.values(), strict=True):
-            if key == "grad/norm":
-                ax.set_yscale("log")
-            steps, values = run.series(key)
-            shown = sum(step < batches for step in steps)
-            ax.plot(steps[:shown], values[:shown], color="0.6", linewidth=0.7)
-            ax.plot(trailing_mean(run.column(key)[:batches], 5), color="black", linewidth=1.6)
-            style(ax, "", label if ax is row[0] else "")
-    for ax, name in zip(panels[0], runs, strict=True):
-        ax.set_title(name, fontsize=TEXT)
-    figure.supxlabel(BATCH, fontsize=TEXT)
-    return figure
 
 
 def sweep_heatmap(rows: Sequence[Row], x: str, y: str, value: str) -> Axes:
