@@ -131,7 +131,9 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
     read; no true fact is ever shown.
     """
     config.check()
-    policy = load_as(config.start, LoadConfig()) if config.start else make_tiny(world, config)
+    load = LoadConfig(device=config.device)
+    policy = load_as(config.start, load) if config.start else make_tiny(world, config)
+    policy.model.to(config.device)
     rng = random.Random(config.seed)
     text, permuted, retriever = TokenText(policy.tokenizer), world, None
     protocol = atlas_protocol(policy.tokenizer)
