@@ -20,7 +20,7 @@ from lldlib.rollout.decode import RaggedDecoder, make_decoder
 
 BLOCK = 16  # tokens a GPU draws before the loop looks at them
 WIDTH = 256  # the smallest recorded width of the cache; others are its doubles
-WARM = 2  # blocks of a shape that are run before its step is recorded
+WARM = 1  # steps of a shape that are run before it is recorded: they start its kernels up
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +109,8 @@ class _Steps:
         self.position.zero_()[:size] = lengths
         self.uniform[:, :size], self.drawn[0, :size], self.logp[0, :size] = uniform.T, drawn, logp
         self.column.zero_()
-        step = self._step(rows, width)
         for _ in range(self.block - 1):
-            step(rows, width)
+            self._step(rows, width)
         return self.drawn[:, :size].T.tolist(), self.logp[:, :size].T.tolist()
 
     def _shape(self, rows: int, width: int) -> tuple[int, int]:
@@ -125,25 +124,29 @@ class _Steps:
         rows = -(-rows // grain) * grain
         return min(rows, len(self.tokens)), min(wide, self.decoder.capacity)
 
-    def _step(self, rows: int, width: int) -> Callable[[int, int], None]:
-        """The step of this shape: recorded, or run as it is."""
+    def _step(self, rows: int, width: int) -> None:
+        """Feed and draw once: by the recording of this shape, which is made where there is none."""
         key = (rows, width)
+        if self.captured and key not in self.graphs and self.seen.get(key, 0) >= WARM:
+            self._record(key)
         if key in self.graphs:
-            return lambda *_: self.graphs[key].replay()
+            self.graphs[key].replay()
+            return
         self.seen[key] = self.seen.get(key, 0) + 1
-        if not self.captured or self.seen[key] <= WARM:
-            return self._advance
+        self._advance(rows, width)
+
+    def _record(self, key: tuple[int, int]) -> None:
+        """Record a step of this shape, which does not run it; without recordings from an error on."""
         graph = self.accelerator.CUDAGraph()
         other = next(iter(self.graphs.values()), None)
         try:
             with self.accelerator.graph(graph, pool=None if other is None else other.pool()):
-                self._advance(rows, width)
+                self._advance(*key)
         except RuntimeError as error:
             logger.warning("steps are not recorded, which is slower: %s", error)
             self.captured = False
-            return self._advance
-        self.graphs[key] = graph
-        return lambda *_: graph.replay()
+        else:
+            self.graphs[key] = graph
 
     def _advance(self, rows: int, width: int) -> None:
         """Feed the last drawn tokens and draw the next ones, without a look at any number."""
