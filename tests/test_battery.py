@@ -20,7 +20,7 @@ def test_a_part_of_it_runs_on_the_cpu_and_is_shown(tmp_path):
     names = [finding["name"] for finding in part["findings"]]
     assert all(any(n.startswith(w) for n in names) for w in battery.EXPECTED["shapes 0.5B"])
     rates = [f["tokens_per_second"] for f in part["findings"] if "tokens_per_second" in f]
-    assert len(rates) == 10 and min(rates) > 0
+    assert len(rates) == 11 and min(rates) > 0
     lacks = battery.check(found)
     assert "loop: not run" in lacks and not any(line.startswith("shapes 0.5B") for line in lacks)
     battery.show(path)

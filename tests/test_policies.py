@@ -25,7 +25,7 @@ from lldlib.policy.load import (
     tiny_model,
     word_tokenizer,
 )
-from lldlib.train.supervised import make_tiny
+from lldlib.train.supervised import make_tiny, warm_start
 from lldlib.world.protocol import SEARCH_R1, TINY, search_protocol
 
 
@@ -131,6 +131,8 @@ def test_a_device_that_is_not_there_is_one_line(device, message, monkeypatch):
     with pytest.raises(ValueError, match=message) as error:
         load_policy("tiny", device=device)
     one_line(error)
+    with pytest.raises(ValueError, match=message):
+        warm_start(world(), WarmstartConfig(device=device, steps=0))
 
 
 def test_an_empty_folder_is_one_line(tmp_path):

@@ -89,7 +89,7 @@ def load_policy(
     """
     if quantize and importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError("4-bit weights need bitsandbytes: pip install 'lldlib[qlora]'")
-    _check_device(device)
+    check_device(device)
     path, options = _source(name_or_path)
     try:
         tokenizer = _load_tokenizer(path, options)
@@ -158,7 +158,8 @@ def save_policy(policy: Policy, path: Path) -> None:
             raise OSError(str(error)) from error
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """ValueError, in one line, for a device that PyTorch does not know or does not find here."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -136,7 +136,7 @@ class _Steps:
         self._advance(rows, width)
 
     def _record(self, key: tuple[int, int]) -> None:
-        """Record a step of this shape, which does not run it; without recordings from an error on."""
+        """Record a step of this shape, which does not run it; no more of them after an error."""
         graph = self.accelerator.CUDAGraph()
         other = next(iter(self.graphs.values()), None)
         try:

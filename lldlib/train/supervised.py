@@ -19,7 +19,14 @@ from transformers import PreTrainedTokenizerBase
 
 from lldlib.config import DemonstrationConfig, LoadConfig, SftConfig, WarmstartConfig
 from lldlib.files import new_folder
-from lldlib.policy.load import Policy, load_as, save_policy, tiny_model, word_tokenizer
+from lldlib.policy.load import (
+    Policy,
+    check_device,
+    load_as,
+    save_policy,
+    tiny_model,
+    word_tokenizer,
+)
 from lldlib.policy.optimizer import Schedule, adjust, make_optimizer, pack, trainable, unpack
 from lldlib.policy.score import score
 from lldlib.retrieval import BM25Retriever
@@ -131,8 +138,8 @@ def warm_start(world: World, config: WarmstartConfig, *, progress: bool = True) 
     read; no true fact is ever shown.
     """
     config.check()
-    load = LoadConfig(device=config.device)
-    policy = load_as(config.start, load) if config.start else make_tiny(world, config)
+    check_device(config.device)
+    policy = load_as(config.start, LoadConfig()) if config.start else make_tiny(world, config)
     policy.model.to(config.device)
     rng = random.Random(config.seed)
     text, permuted, retriever = TokenText(policy.tokenizer), world, None

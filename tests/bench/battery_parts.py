@@ -159,10 +159,10 @@ def _measure(label, policy, quantize, device, work: Work, small: bool) -> None:
     adapted = adapted or weights * 16 > FULL_FIT
     lora = LoraSettings(16, 32) if adapted else None
     cuda = device.startswith("cuda")
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
     seconds, model = timed(device, lambda: _build(config, quantize, lora, device))
     say(f"{label} build", seconds=seconds, weights=weights, lora=bool(lora))
+    if cuda:  # building in 4 bits first holds all weights in 16, which loading does not
+        torch.cuda.reset_peak_memory_stats(device)
     _rollout(label, model, device, work)
     batch = _batch(device, work)
     _update(label, model, device, batch, weights)
@@ -180,7 +180,9 @@ def _measure(label, policy, quantize, device, work: Work, small: bool) -> None:
         peak = torch.cuda.max_memory_allocated(device)
         say(f"{label} memory", peak=peak, fit=fit.total - fit.always["context"])
     _score(label, model, device, batch, weights)
-    _reprefill(label, model, device, work)
+    _update(f"{label}, all rows in one pass,", model, device, batch, weights, at_once=8)
+    if not adapted and weights < 2e9:  # slow, and says the same of every model
+        _reprefill(label, model, device, work)
 
 
 def _weights(config) -> int:
@@ -261,6 +263,7 @@ def _rollout(label, model, device, work: Work) -> None:
             feeding_seconds=feeding,
             drawing_tokens_per_second=later / drawing if drawing else None,
             block=drawer.block,
+            recorded=len(drawer.steps.graphs) if drawer.block > 1 else 0,
         )
         cache = drawer.decoder.cache.keys.nbytes + drawer.decoder.cache.values.nbytes
         del drawer, draw  # kernels' own workspaces stay, and are small beside a cache
@@ -319,16 +322,16 @@ def _share(operations_a_second: float, device: str) -> float | None:
     return operations_a_second / peak if peak else None
 
 
-def _update(label, model, device, batch: Batch, weights: int) -> None:
-    """One optimiser update of eight rows, one by one."""
+def _update(label, model, device, batch: Batch, weights: int, at_once: int = 1) -> None:
+    """One optimiser update of eight rows, one by one or several in a pass."""
     optimizer = make_optimizer(model, 1e-6, (0.9, 0.999))
     few = batch.rows(torch.arange(min(8, len(batch.rewards)), device=device))
     model.train()
 
     def update() -> None:
-        leaves = leaf_scores(model, few, 1.0, 1, entropy=False)
+        leaves = leaf_scores(model, few, 1.0, at_once, entropy=False)
         leaves.logp.mean().backward()
-        backward_through(model, few, leaves, 1.0, 1)
+        backward_through(model, few, leaves, 1.0, at_once)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
