@@ -360,7 +360,7 @@ class WarmstartConfig:
     hop_weights: Hops = (0.2, 0.4, 0.4)  # share of 1-, 2- and 3-hop questions
     rows: Whole = 0  # demonstrations that go through the model at a time (0 = all)
     autocast: bool = False  # matrix products in bfloat16, weights as they are loaded
-    device: str = "cpu"  # such as "cuda" or "cuda:1"
+    device: str = "cpu"  # device of the model, such as cuda
     width: Count = 96  # hidden size of a tiny searcher
     layers: Count = 3  # number of a tiny searcher's transformer layers
     heads: Count = 4  # number of a tiny searcher's attention heads
