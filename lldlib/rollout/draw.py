@@ -20,7 +20,6 @@ from lldlib.rollout.decode import RaggedDecoder, make_decoder
 
 BLOCK = 16  # tokens a GPU draws before the loop looks at them
 WIDTH = 256  # the smallest recorded width of the cache; others are its doubles
-WARM = 1  # steps of a shape that are run before it is recorded: they start its kernels up
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class _Steps:
         self.uniform = torch.zeros(block, rows, device=device)
         self.drawn = torch.zeros(block, rows, dtype=torch.long, device=device)
         self.logp = torch.zeros_like(self.uniform, dtype=torch.float64)
-        self.seen: dict[tuple[int, int], int] = {}
+        self.seen: set[tuple[int, int]] = set()
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def go_on(
@@ -127,12 +126,12 @@ class _Steps:
     def _step(self, rows: int, width: int) -> None:
         """Feed and draw once: by the recording of this shape, which is made where there is none."""
         key = (rows, width)
-        if self.captured and key not in self.graphs and self.seen.get(key, 0) >= WARM:
-            self._record(key)
+        if self.captured and key in self.seen and key not in self.graphs:
+            self._record(key)  # not before a first run, which starts the kernels up
         if key in self.graphs:
             self.graphs[key].replay()
             return
-        self.seen[key] = self.seen.get(key, 0) + 1
+        self.seen.add(key)
         self._advance(rows, width)
 
     def _record(self, key: tuple[int, int]) -> None:
