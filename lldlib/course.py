@@ -275,7 +275,7 @@ def sign_figure(signs: Mapping[str, tuple[str, Callable, float, str]]) -> Figure
     line joins a run's dots. The counts are of the GRPO runs, which die, and of the others.
     """
     figure = Figure(figsize=(WIDTH, 0.9 + len(signs)), layout="constrained")
-    ax = style(figure.subplots(), "first rollout batch with the sign", "")
+    ax = style(figure.subplots(), "first batch with the sign", "")
     counts = [[0, 0] for _ in signs]
     alone = {arm: recorded(arm) for arm in ARMS}
     for place, (arm, runs) in enumerate(alone.items()):

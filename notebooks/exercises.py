@@ -94,7 +94,7 @@ def check_fooled(rewards: Sequence[float] | None) -> Verdict:
     if dead == short:
         told = "dead" if dead else "alive"
         return Verdict("wrong", f"Not yet: both call this run {told}.")
-    return Verdict("right", f"Right: the rule calls it {'dead' if dead else 'alive'} alone.")
+    return Verdict("right", f"Right: only the rule calls it {'dead' if dead else 'alive'}.")
 
 
 FIELDS = ("method", "rate", "start", "seed")
@@ -272,7 +272,7 @@ check_action_mask = exercise(
     Case(
         ([("prompt", 2), ("action", 3), ("environment", 1), ("action", 1)],),
         [False, False, True, True, True, False, True],
-        "One value a token, in order; only the policy's turns are True.",
+        "Give one value for each token, in order; only the agent's own are True.",
     ),
     Case(
         ([("prompt", 1), ("action", 1), ("environment", 2)],),

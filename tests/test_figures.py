@@ -84,7 +84,7 @@ def test_collapse_figure_has_four_panels_with_units_on_shared_batches(arms):
         "entropy (nats per token)",
         "gradient norm before clipping",
     ]
-    assert figure.axes[-1].get_xlabel().startswith("rollout batch")
+    assert figure.axes[-1].get_xlabel().startswith("batch")
     assert {ax.get_xlim() for ax in figure.axes} == {figure.axes[0].get_xlim()}
     assert [ax.get_yscale() for ax in figure.axes] == ["linear", "linear", "linear", "log"]
     assert_readable(figure)
@@ -224,7 +224,7 @@ def test_probe_figure_sets_wording_against_content_and_splits_actions(arms):
     assert named(top_left) == named(top_right) == ["wording", "content"]
     assert named(low_left) == ["action 1", "action 2"]
     assert top_left.get_ylabel() == "log-prob (nats per token)"
-    assert low_right.get_xlabel() == "rollout batch"
+    assert low_right.get_xlabel() == "batch"
     assert top_left.get_ylim() == top_right.get_ylim()
     assert_readable(figure)
 

@@ -63,7 +63,7 @@ def test_words_of_another_tokenizer_are_plain_and_harmless(tmp_path):
     writer.close()
     page = said_html("A", Run(tmp_path / "run"))
     assert "&lt;answer&gt; one two" in page and "--logp-bg:" not in page
-    assert "✗ wrong, nothing (wanted Lima)" in page
+    assert "✗ no answer (wanted Lima)" in page
 
 
 def test_transcripts_stand_under_their_names():

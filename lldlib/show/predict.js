@@ -84,7 +84,7 @@ export default {
       make("path", {
         d: `M${LEFT} ${TOP}V${HEIGHT - FOOT}H${width - RIGHT}`, fill: "none", stroke: "#333",
       }, svg);
-      text((LEFT + width) / 2, HEIGHT - 8, "rollout batch", { "text-anchor": "middle" });
+      text((LEFT + width) / 2, HEIGHT - 8, "batch", { "text-anchor": "middle" });
       text(0, 0, model.get("label"), {
         "text-anchor": "middle", transform: `translate(14 ${(TOP + HEIGHT - FOOT) / 2}) rotate(-90)`,
       });

@@ -39,10 +39,10 @@ def transcripts(records: Mapping[str, Mapping[str, Any]], height: int = 320) -> 
 def outcome(record: Mapping[str, Any]) -> str:
     """What an episode answered, and whether that is right, in words."""
     wanted = " or ".join(record["answers"])
-    given = record["answer"] or "nothing"
     if record["reward"] >= 1:
-        return f"✓ right, {given}"
-    return f"✗ wrong, {given} (wanted {wanted})" if wanted else f"✗ wrong, {given}"
+        return f"✓ right, {record['answer']}"
+    given = f"✗ wrong, {record['answer']}" if record["answer"] else "✗ no answer"
+    return f"{given} (wanted {wanted})" if wanted else given
 
 
 def pair(records: Sequence[Record]) -> list[Record]:

@@ -32,7 +32,7 @@ SHADES: dict[Phase, str] = {
     "collapse": "#cccccc",
 }
 WIDTH, DPI, SMALL, TEXT = 8.5, 130, 9, 10  # inches, dots per inch, points, points
-BATCH = "rollout batch"
+BATCH = "batch"
 
 Arms = Mapping[str, Sequence[Run]]
 
