@@ -36,7 +36,7 @@ __all__ += ["page_token", "token_panel", "token_tip"]
 LETTERS = 76  # of a line of the figure; more do not fit in its width
 LINE, TURN, GAP = 1.0, 1.25, 1.6  # line pitch, turn pitch (lines); space after a word (letters)
 MARGIN = 15  # letters left of the text, for the role
-DOTTED = "white, dotted: not the policy's choice"
+DOTTED = "white, dotted: not the agent's words"
 
 Tokens = Sequence[TokenInfo]
 
