@@ -20,6 +20,8 @@ FOLDERS = ("smollm2", "smollm2_two_hops")
 BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
+GRPO, LLDS, COOLER = "GRPO, 3e-4", "GRPO + LLDS, 3e-4", "GRPO, 1e-4"  # names in the course
+POSITIVE = "GRPO + LLDS, A > 0, 3e-4"
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
@@ -99,30 +101,35 @@ def tables(folder: str) -> None:
         print(markdown_table(["arm", *map(str, range(longest))], rows))
 
 
-def pairs() -> None:
-    """The seventh rule's numbers: GRPO and LLDS at 3e-4, seed by seed, 0 after a death."""
-    head = ["seed", *("reward, batches 55 to 59", "held out, sampled, mean of six", "greedy") * 2]
+def ends(run: Run) -> list[float]:
+    """Reward of batches 55 to 59, mean of six exams sampled and greedy; 0 after a death."""
+    exams = (present(run, f"eval/heldout_{key}") for key in ("em", "em_greedy"))
+    return [sum(run.column("reward/mean")[55:60]) / 5, *(sum(scores) / 6 for scores in exams)]
+
+
+def pairs(first: str, second: str) -> None:
+    """The seventh and ninth rules' numbers: two arms from the start that is at times right."""
+    measures = ("reward, batches 55 to 59", "held out, sampled, mean of six", "greedy")
+    runs = smollm_runs("two_hops")
     rows = []
-    both = (smollm_runs("two_hops")[name] for name in ("GRPO, 3e-4", "GRPO + LLDS, 3e-4"))
-    for runs in zip(*both, strict=True):
-        assert len({run.config["seed"] for run in runs}) == 1
-        row = [str(runs[0].config["seed"])]
-        for run in runs:
-            exams = (present(run, f"eval/heldout_{key}") for key in ("em", "em_greedy"))
-            ends = sum(run.column("reward/mean")[55:60]) / 5
-            row += [f"{v:.2f}" for v in (ends, *(sum(scores) / 6 for scores in exams))]
-        rows.append(row)
-    print(f"\nGRPO, then GRPO + LLDS, 60 batches at 3e-4\n\n{markdown_table(head, rows)}")
+    for one, other in zip(runs[first], runs[second], strict=False):
+        assert one.config["seed"] == other.config["seed"]
+        mine, theirs = ends(one), ends(other)
+        row = [f"{v:.2f}" for v in mine + theirs]
+        row += [f"{b - a:+.2f}" for a, b in zip(mine, theirs, strict=True)]
+        rows.append([str(one.config["seed"]), *row])
+    head = ["seed", *measures * 2, *(f"difference: {name}" for name in measures)]
+    print(f"\n{first}, then {second}\n\n{markdown_table(head, rows)}")
 
 
 def draw() -> None:
-    """The runs at 3e-4: right answers' likelihood, reward, held-out score, endless answers."""
+    """From the better start: right answers' likelihood, reward, held-out score, endless answers."""
     measures = {"change of right\nanswers (nats)": COST, "reward": "reward/mean"}
     measures |= {"held out": "eval/heldout_em", "share of\nendless answers": "stop/token_budget"}
     curves = {name: partial(Run.series, key=key) for name, key in measures.items()}
-    runs = {name: own for name, own in smollm_runs("two_hops").items() if "3e-4" in name}
-    figure = arm_panels(runs, curves, 6.2, squeezed=1)
-    save(figure, HERE / "smollm2.png")
+    runs = smollm_runs("two_hops")
+    shown = {name: runs[name] for name in (GRPO, LLDS, COOLER)}
+    save(arm_panels(shown, curves, 6.2, squeezed=1), HERE / "smollm2.png")
 
 
 def main() -> None:
@@ -130,7 +137,9 @@ def main() -> None:
     draw()
     for folder in FOLDERS:
         tables(folder)
-    pairs()
+    pairs(GRPO, LLDS)
+    pairs(COOLER, LLDS)
+    pairs(POSITIVE, LLDS)
 
 
 if __name__ == "__main__":
