@@ -196,7 +196,7 @@ def test_the_recorded_page_and_picture_are_those_of_the_recorded_runs():
     runs = [Run(atlas / "demo" / f"{arm}-seed0") for arm in arms]
     assert (atlas / "spiral.html").read_text(encoding="utf-8") == spiral_page(runs)
     with Image.open(atlas / "spiral.gif") as picture:
-        assert picture.n_frames == 26  # the start, and after each of 25 batches
+        assert picture.n_frames == 27  # the end, the start, and after each of 25 batches
     assert (atlas / "spiral.gif").stat().st_size <= 3e6
 
 

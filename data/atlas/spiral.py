@@ -53,15 +53,18 @@ def frames(path: Path) -> list[Image.Image]:
 
 
 def save_gif(pictures: list[Image.Image], path: Path) -> None:
-    """One palette for all pictures, of their most frequent colours, so that nothing flickers."""
+    """The last picture, which says how it ends, then all in their order.
+
+    One palette for all, of their most frequent colours, so that nothing flickers.
+    """
     counts = Counter()
     for picture in pictures:
         counts.update({colour: n for n, colour in picture.getcolors(1 << 24)})
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for colour, _ in counts.most_common(256) for part in colour])
-    first, *rest = (one.quantize(palette=palette, dither=Image.Dither.NONE) for one in pictures)
-    times = [FIRST, *[FRAME] * (len(rest) - 1), LAST]
-    first.save(path, save_all=True, append_images=rest, duration=times, loop=0, optimize=False)
+    film = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in pictures]
+    times = [LAST, FIRST, *[FRAME] * (len(film) - 1)]
+    film[-1].save(path, save_all=True, append_images=film, duration=times, loop=0, optimize=False)
 
 
 if __name__ == "__main__":
