@@ -11,7 +11,7 @@ $(VENV)/stamp: requirements.txt pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --requirement requirements.txt --editable '.[dev]'
 	touch $@
 
-demo: setup  # GRPO and GRPO+LLDS from one start, side by side
+demo: setup  # GRPO, GRPO + LLDS and a cooler GRPO from one start, side by side
 	$(VENV)/bin/python -m lldlib demo --seeds 0 --out runs/demo
 
 # which tests share a process: tests/conftest.py

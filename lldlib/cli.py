@@ -169,9 +169,9 @@ def demo(
     steps: int = 25,
     policy: str = "half_taught",
 ) -> int:
-    """Train GRPO, GRPO+LLDS and GRPO at its own best learning rate side by side from one start.
+    """Train GRPO, GRPO+LLDS and GRPO at a lower learning rate side by side from one start.
 
-    The third arm is for half_taught alone, of which that rate is known. The other two have a rate
+    The third arm is for half_taught alone, of which such a rate is known. The other two have a rate
     of 1.2e-3 there, at which GRPO dies within 25 batches. Ends with a table, a verdict, figure.png
     and summary.json in the folder --out. Run it again to go on after an interruption; what is done
     is skipped.

@@ -15,9 +15,7 @@ def main() -> None:
     arms = {}
     for arm, name in NAMES.items():
         folders = sorted((HERE / "main").glob(f"{arm}-seed*"))
-        arms[name.replace(" at its own best learning rate", ", best rate")] = list(
-            map(Run, folders)
-        )
+        arms[name.replace(" at a lower learning rate", ", best rate")] = list(map(Run, folders))
     save(collapse_figure(arms), HERE / "figure.png")
 
 

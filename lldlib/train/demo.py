@@ -24,7 +24,7 @@ COLUMNS = (  # of the demo's summary.json
 NAMES = {  # of the demo's arms, in its verdict
     "grpo": "GRPO",
     "llds": "GRPO + LLDS",
-    "grpo_best_rate": "GRPO at its own best learning rate",
+    "grpo_best_rate": "GRPO at a lower learning rate",
 }
 SHOWN = {"method": "grpo", "questions_every": 1}  # of every arm, where nothing else is said
 
@@ -37,7 +37,7 @@ def demo(
     """Train the arms for each seed in folders of `out`, `jobs` at a time, resuming what is there.
 
     The arms are GRPO and GRPO + LLDS, at the recipe's rate for the demo where it has one, and,
-    where the recipe knows it, GRPO at its own best learning rate. Writes summary.json (the rows)
+    where the recipe knows it, GRPO at a lower learning rate. Writes summary.json (the rows)
     there; returns the rows, the runs by arm and what went wrong, by folder. `overrides` are those
     of `recipes.train_config`.
     """
