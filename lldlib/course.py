@@ -70,7 +70,6 @@ COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, hot": LLDS_COLOUR}
 SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0, hot": LLDS_COLOUR, "GRPO, 3e-4": GRPO_COLOUR}
 SMOLLM_COLOUR |= {"GRPO + LLDS, 3e-4": LLDS_COLOUR, "GRPO, 1e-4": COOLER_COLOUR}
-SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0, 3e-4": LLDS_COLOUR}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
 KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends

@@ -141,10 +141,13 @@ def test_a_pretrained_model_learned_and_died():
         last = max(batch for batch, reward in enumerate(rewards) if reward >= 0.8)
         lost = sum(value < 0 for value in change[last - 29 : last + 1])
         assert f"in {lost} of the 30 batches up to the last with reward .8 or more" in README
-    cooler = Run(ATLAS / "smollm2_two_hops/grpo-lr1e-4-seed0")
-    best = f"{max(smollm2.present(cooler, exam)):.2f}"[1:]
-    assert not smollm2.is_dead(cooler)
-    assert f"it learned to {best} (one seed, {len(cooler.metrics)} batches;" in README
+    cooler = [Run(ATLAS / f"smollm2_two_hops/grpo-lr1e-4-seed{seed}") for seed in (0, 1, 2)]
+    assert not any(map(smollm2.is_dead, cooler))
+    assert {len(run.metrics) for run in cooler} == {60}
+    ends = [f"{smollm2.present(run, exam)[-1]:.2f}".removeprefix("0") for run in cooler]
+    assert (
+        "at 1e-4 it learned too, to {}, {} and {}, and lived on all three".format(*ends) in README
+    )
 
 
 def test_the_world_of_sparks():

@@ -21,7 +21,6 @@ BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
 GRPO, LLDS, COOLER = "GRPO, 3e-4", "GRPO + LLDS, 3e-4", "GRPO, 1e-4"  # names in the course
-POSITIVE = "GRPO + LLDS, A > 0, 3e-4"
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
@@ -139,7 +138,6 @@ def main() -> None:
         tables(folder)
     pairs(GRPO, LLDS)
     pairs(COOLER, LLDS)
-    pairs(POSITIVE, LLDS)
 
 
 if __name__ == "__main__":
