@@ -195,7 +195,8 @@ def arm_panels(
     for top, bottom, name in zip(grid[0], grid[-1], arms, strict=True):
         top.set_title(name, fontsize=SMALL)
         bottom.set_xlabel(BATCH)
-    grid[0][0].legend(frameon=False, fontsize=SMALL, loc="best")
+    lines = grid[0][0].get_legend_handles_labels()
+    figure.legend(*lines, frameon=False, fontsize=SMALL, loc="outside lower center", ncols=3)
     return figure
 
 

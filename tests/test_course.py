@@ -77,7 +77,7 @@ def test_transcripts_stand_under_their_names():
     records = course.demo("grpo").rollouts
     figure = course.transcript_figure({"at the start": records[0], "dead": records[-1]})
     titles = [ax.get_title(loc="left") for ax in figure.axes[:2]]
-    assert titles[0].startswith("at the start: ") and titles[1].startswith("dead: ✗ wrong")
+    assert titles[0].startswith("at the start: ") and titles[1].startswith("dead: ✗ no answer")
     shown = [len(figure.axes[0].texts), len(figure.axes[1].texts)]
     cut = course.transcript_figure({"at the start": records[0]}, longest=3).axes[0]
     assert len(cut.texts) < shown[0] and cut.texts[-1].get_text() == "..."

@@ -12,7 +12,7 @@ from lldlib.losses.llds import llds_parts
 @pytest.mark.parametrize(
     ("name", "attempt", "state", "part"),
     [
-        ("check_action_mask", lambda turns: [True] * 7, "wrong", "only the policy's turns"),
+        ("check_action_mask", lambda turns: [True] * 7, "wrong", "only the agent's own are True"),
         ("check_action_mask", lambda turns: None, "open", "returned None"),
         ("check_works", "c", "wrong", "both lines"),
         ("check_action_mask", lambda turns: turns[9], "wrong", "it raised IndexError"),
