@@ -111,7 +111,7 @@ def pairs(first: str, second: str) -> None:
     measures = ("reward, batches 55 to 59", "held out, sampled, mean of six", "greedy")
     runs = smollm_runs("two_hops")
     rows = []
-    for one, other in zip(runs[first], runs[second], strict=False):
+    for one, other in zip(runs[first], runs[second], strict=True):
         assert one.config["seed"] == other.config["seed"]
         mine, theirs = ends(one), ends(other)
         row = [f"{v:.2f}" for v in mine + theirs]
