@@ -70,6 +70,7 @@ COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, hot": LLDS_COLOUR}
 SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0, hot": LLDS_COLOUR, "GRPO, 3e-4": GRPO_COLOUR}
 SMOLLM_COLOUR |= {"GRPO + LLDS, 3e-4": LLDS_COLOUR, "GRPO, 1e-4": COOLER_COLOUR}
+SMOLLM_COLOUR |= {"GRPO + LLDS, 1e-4": COLOURS[3]}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
 KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends
@@ -143,12 +144,12 @@ def transcript_figure(
 def smollm_runs(start: str = "one_hop") -> dict[str, list[Run]]:
     """SmolLM2's recorded runs by the names of `SMOLLM_COLOUR`, from one of its two starts.
 
-    The start "one_hop" can look up one fact, "two_hops" at times a second one. LLDS without a
-    remark keeps rows of A >= 0.
+    The start "one_hop" can look up one fact, "two_hops" at times a second one; "card" is the latter
+    made again on a graphics card, with other seeds. LLDS without a remark keeps rows of A >= 0.
     """
     arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
-    folder = {"one_hop": "smollm2", "two_hops": "smollm2_two_hops"}[start]
-    for path in sorted((data_dir() / "atlas" / folder).iterdir()):
+    folders = {"one_hop": "smollm2", "two_hops": "smollm2_two_hops", "card": "smollm2_card"}
+    for path in sorted((data_dir() / "atlas" / folders[start]).iterdir()):
         run = Run(path)
         name = "GRPO"
         if run.config["method"] == "llds":

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pandas as pd
 from helpers import script
@@ -121,33 +121,36 @@ def test_the_long_runs_whose_searches_miss():
 
 
 def test_a_pretrained_model_learned_and_died():
-    """SmolLM2 at 3e-4, three seeds: the best exam, who is dead, how long right answers lost."""
-    smollm2, exam = script("atlas/smollm2.py"), "eval/heldout_em_greedy"
-    runs = {
-        (arm, seed): Run(ATLAS / f"smollm2_two_hops/{arm}-lr3e-4-seed{seed}")
-        for arm in ("grpo", "llds0")
-        for seed in (0, 1, 2)
-    }
-    dead = [smollm2.is_dead(run) for run in runs.values()]
-    assert dead == [True, True, False, False, False, False]
-    start = runs["grpo", 0].metrics[0]["eval/start_em_greedy"]
-    best = [max(smollm2.present(runs["grpo", seed], exam)) for seed in (0, 1, 2)]
-    told = [f"{value:.2f}"[1:] for value in (start, *best)]
-    assert "had risen from {} to {}, {} and {}.".format(*told) in README
-    ends = [f"{smollm2.present(runs['llds0', seed], exam)[-1]:.2f}"[1:] for seed in (0, 1, 2)]
-    assert "it learned, to {}, {} and {}, and lived on all three".format(*ends) in README
-    for seed in (0, 1):
-        rewards, change = (runs["grpo", seed].column(k) for k in ("reward/mean", smollm2.COST))
+    """SmolLM2, six seeds: who is dead at 3e-4, how runs end, how long right answers lost."""
+    smollm2 = script("atlas/smollm2.py")
+    folders = [("two_hops", seed) for seed in (0, 1, 2)] + [("card", seed) for seed in (3, 4, 5)]
+
+    def runs(arm):
+        return [Run(ATLAS / f"smollm2_{start}/{arm}-seed{seed}") for start, seed in folders]
+
+    def span(values):
+        return " to ".join(f"{value:.2f}".removeprefix("0") for value in (min(values), max(values)))
+
+    grpo, llds, cooler = map(runs, ("grpo-lr3e-4", "llds0-lr3e-4", "grpo-lr1e-4"))
+    dead = [run for run in grpo if smollm2.is_dead(run)]
+    assert f"GRPO learned on 6 of 6 seeds, and then died on {len(dead)};" in README
+    assert not any(map(smollm2.is_dead, llds + cooler))
+    end = {run: smollm2.ends(run)[0] for run in grpo + llds + cooler}
+    assert f"it ended at {span([end[run] for run in grpo if run not in dead])} (mean" in README
+    assert f"on all six, and ended at {span([end[run] for run in llds])}." in README
+    *well, fell = sorted((end[run] for run in cooler), reverse=True)
+    five = f"ended at {span([well[-1], well[0]])} on five seeds"
+    assert f"{five}, and fell to {fell:.2f}".replace(" 0.", " .") in README
+    lost = []
+    for run in dead:
+        rewards, change = (run.column(k) for k in ("reward/mean", smollm2.COST))
         last = max(batch for batch, reward in enumerate(rewards) if reward >= 0.8)
-        lost = sum(value < 0 for value in change[last - 29 : last + 1])
-        assert f"in {lost} of the 30 batches up to the last with reward .8 or more" in README
-    cooler = [Run(ATLAS / f"smollm2_two_hops/grpo-lr1e-4-seed{seed}") for seed in (0, 1, 2)]
-    assert not any(map(smollm2.is_dead, cooler))
-    assert {len(run.metrics) for run in cooler} == {60}
-    ends = [f"{smollm2.present(run, exam)[-1]:.2f}".removeprefix("0") for run in cooler]
-    assert (
-        "at 1e-4 it learned too, to {}, {} and {}, and lived on all three".format(*ends) in README
-    )
+        lost.append(sum(value < 0 for value in change[last - 29 : last + 1]))
+    assert "lost likelihood in {}, {} and {} of the 30 batches".format(*lost) in README
+    gaps = [end[one] - end[other] for one, other in zip(llds, cooler, strict=True)]
+    half = 2.571 * stdev(gaps) / 6**0.5  # Student's t, 5 degrees of freedom
+    told = [f"{v:+.2f}".replace("0.", ".") for v in (fmean(gaps), fmean(gaps) - half)]
+    assert "GRPO at 1e-4 is {} [{}, ".format(*told) in README
 
 
 def test_the_world_of_sparks():

@@ -1,26 +1,30 @@
 """SmolLM2 in the shuffled atlas: python data/atlas/smollm2.py
 
 Prints the tables of smollm2.md from the runs in the folders smollm2, from the start that never
-answers at two hops, and smollm2_two_hops, from the one that does at times. A run that was ended by
-the rule, after three batches in a row under OVER, has a reward of 0 in the batches that it was not
-given. Draws smollm2.png.
+answers at two hops, and smollm2_two_hops, from the one that does at times; smollm2_card has the
+latter's made again on a graphics card. A run that was ended by the rule, after three batches in a
+row under OVER, has a reward of 0 in the batches that it was not given. Draws smollm2.png and
+smollm2_ends.png.
 """
 
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from lldlib.course import arm_panels, smollm_runs
+from matplotlib.figure import Figure
+
+from lldlib.course import SMOLLM_COLOUR, arm_panels, smollm_runs
 from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
-from lldlib.show.style import save
+from lldlib.show.style import save, style
 
 HERE = Path(__file__).parent
-FOLDERS = ("smollm2", "smollm2_two_hops")
+FOLDERS = ("smollm2", "smollm2_two_hops", "smollm2_card")
 BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
 GRPO, LLDS, COOLER = "GRPO, 3e-4", "GRPO + LLDS, 3e-4", "GRPO, 1e-4"  # names in the course
+LLDS_COOLER = "GRPO + LLDS, 1e-4"
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
@@ -100,16 +104,19 @@ def tables(folder: str) -> None:
         print(markdown_table(["arm", *map(str, range(longest))], rows))
 
 
-def ends(run: Run) -> list[float]:
-    """Reward of batches 55 to 59, mean of six exams sampled and greedy; 0 after a death."""
+def ends(run: Run, to: int = 60) -> list[float]:
+    """Reward of the last five of `to` batches, mean of the exams; 0 after a death."""
+    every = run.config["eval_every"]
     exams = (present(run, f"eval/heldout_{key}") for key in ("em", "em_greedy"))
-    return [sum(run.column("reward/mean")[55:60]) / 5, *(sum(scores) / 6 for scores in exams)]
+    scores = (sum(found[: to // every]) / (to // every) for found in exams)
+    return [sum(run.column("reward/mean")[to - WINDOW : to]) / WINDOW, *scores]
 
 
-def pairs(first: str, second: str) -> None:
-    """The seventh and ninth rules' numbers: two arms from the start that is at times right."""
-    measures = ("reward, batches 55 to 59", "held out, sampled, mean of six", "greedy")
-    runs = smollm_runs("two_hops")
+def pairs(start: str, first: str, second: str) -> None:
+    """The numbers of the seventh, ninth and tenth rules: two arms from the start that is at times
+    right."""
+    measures = ("reward, batches 55 to 59", "held out, sampled, mean of the exams", "greedy")
+    runs = smollm_runs(start)
     rows = []
     for one, other in zip(runs[first], runs[second], strict=True):
         assert one.config["seed"] == other.config["seed"]
@@ -118,7 +125,7 @@ def pairs(first: str, second: str) -> None:
         row += [f"{b - a:+.2f}" for a, b in zip(mine, theirs, strict=True)]
         rows.append([str(one.config["seed"]), *row])
     head = ["seed", *measures * 2, *(f"difference: {name}" for name in measures)]
-    print(f"\n{first}, then {second}\n\n{markdown_table(head, rows)}")
+    print(f"\n{start}: {first}, then {second}\n\n{markdown_table(head, rows)}")
 
 
 def draw() -> None:
@@ -131,13 +138,38 @@ def draw() -> None:
     save(arm_panels(shown, curves, 6.2, squeezed=1), HERE / "smollm2.png")
 
 
+def draw_ends() -> None:
+    """All runs from the better start, a digit for each seed: reward of the last five, held out."""
+    figure = Figure(figsize=(8.5, 3.2), layout="constrained")
+    arms = (GRPO, LLDS, COOLER, LLDS_COOLER)
+    runs = [smollm_runs(start) for start in ("two_hops", "card")]
+    titles = ("reward, batches 55 to 59", "held out, sampled, after 60 batches")
+    for ax, title, exam in zip(figure.subplots(1, 2), titles, (False, True), strict=True):
+        for place, name in enumerate(arms):
+            for run in [run for found in runs for run in found.get(name, ())]:
+                score = 0.0 if len(run.metrics) < 60 else present(run, "eval/heldout_em")[-1]
+                value = score if exam else ends(run)[0]
+                seed, colour = run.config["seed"], SMOLLM_COLOUR[name]
+                across = place + 0.13 * (seed - 2.5)
+                ax.plot(
+                    across, value, marker=f"${seed}$", color=colour, markersize=7, clip_on=False
+                )
+        style(ax, "", "").set_title(title, fontsize=11)
+        ax.set(ylim=(0, 1), xlim=(-0.5, 3.5))
+        ax.set_xticks(range(4), [name.replace(", ", "\n") for name in arms])
+    save(figure, HERE / "smollm2_ends.png")
+
+
 def main() -> None:
-    """The figure, then the tables of both starts."""
+    """The figures, then the tables of all starts."""
     draw()
+    draw_ends()
     for folder in FOLDERS:
         tables(folder)
-    pairs(GRPO, LLDS)
-    pairs(COOLER, LLDS)
+    for start in ("two_hops", "card"):
+        pairs(start, GRPO, LLDS)
+        pairs(start, COOLER, LLDS)
+    pairs("card", COOLER, LLDS_COOLER)
 
 
 if __name__ == "__main__":
