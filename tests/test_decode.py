@@ -165,6 +165,10 @@ def test_long_texts_are_fed_in_pieces(monkeypatch):
     rows = [row + more for row, more in zip(rows, new, strict=True)]
     assert all(close(got, fresh(model, row)) for got, row in zip(logits, rows, strict=True))
     assert len(sizes) > 1
+    sizes.clear()  # an MLP wider than the scores makes the pieces shorter
+    decoder.widest = 3 * 4 * 20 * 7 // 3  # one token a row and piece
+    decoder.feed([[1, 2], [3, 4], [5, 6]])
+    assert sizes == [3, 3]
 
 
 @torch.no_grad()

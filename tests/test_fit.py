@@ -93,10 +93,11 @@ def test_the_parts_that_are_counted(folder):
     words = configuration(folder).vocab_size
     assert full.rollout == {
         "key-value cache": 2 * 4 * 64 * 50 * 10 * 4,
-        # two heads: scores, masked scores, shares, shares again
-        "texts being fed": 2 * 10 * 50 * 50 * 4 * 4,
+        # the MLP's 192 numbers a token, which are more than the scores of two heads
+        "texts being fed": 192 * 10 * 50 * 4 * 4,
         # logits, at the temperature, probabilities; their sums in float64: the first two are one
         "next tokens": 10 * words * (4 + 4 + 4 + 8),
+        "unpacked weight": 0,
     }
     half = estimate(folder, 16, SHAPE, **settings | {"dtype": "bfloat16"})
     assert half.always["weights"] == half.update["gradients"] == 2 * count
@@ -112,7 +113,7 @@ def test_the_parts_that_are_counted(folder):
     adapters = 4 * rank * (4 * (64 + 64) + 3 * (64 + 192))
     assert small.always["weights"] == pytest.approx(packed * NF4_BYTES + 2 * (count - packed))
     assert small.always["adapters"] == 4 * adapters and "reference" not in small.always
-    assert small.update["unpacked weight"] == 2 * 64 * 192
+    assert small.update["unpacked weight"] == small.rollout["unpacked weight"] == 2 * 64 * 192
     with pytest.raises(ValueError, match="adapters"):
         estimate(folder, 16, SHAPE, **qlora | {"lora": None})
 

@@ -124,18 +124,17 @@ def estimate(
         always["adapters"] = 4.0 * trainable
     elif reference:
         always["reference"] = float(stored)
+    # bitsandbytes unpacks one layer's weight at a time
+    unpacked = float(max(m.weight.numel() for m in linear) * item if quantize else 0)
     return Fit(
         always=always | {"context": CONTEXT},
         update={
             "gradients": float(trained * trainable),
             "activations": max(0.0, step - head),
             "head": head,
-            # bitsandbytes unpacks one layer's weight at a time
-            "unpacked weight": float(
-                max(m.weight.numel() for m in linear) * item if quantize else 0
-            ),
+            "unpacked weight": unpacked,
         },
-        rollout=_rollout(config, shape, item),
+        rollout=_rollout(config, shape, item) | {"unpacked weight": unpacked},
         available=gpu_gb * GB,
     )
 
@@ -182,12 +181,17 @@ def _replace_weights(model: nn.Module) -> None:
 
 
 def _rollout(config: PretrainedConfig, shape: Shape, item: int) -> dict[str, float]:
-    """Bytes of rollout/: the cache; attention over what is fed, scores twice; the next tokens."""
+    """Bytes of rollout/: the cache; what is fed; the next tokens.
+
+    Fed texts take the larger of attention's scores, twice and as shares, and as much for every
+    number of an MLP (its three products, and the adapters' float32 copies).
+    """
     scores = config.num_attention_heads * shape.rollout_rows * shape.tokens**2
+    widest = config.intermediate_size * shape.rollout_rows * shape.tokens
     softmax, cumulated = 2 * max(item, 4), max(item, 4) * 2 + 8
     return {
         "key-value cache": float(_cache_numbers(config, shape) * item),
-        "texts being fed": float(min(scores, CHUNK_ELEMENTS) * (2 * item + softmax)),
+        "texts being fed": float(min(max(scores, widest), CHUNK_ELEMENTS) * (2 * item + softmax)),
         "next tokens": float(shape.rollout_rows * config.vocab_size * (item + cumulated)),
     }
 

@@ -22,7 +22,7 @@ from lldlib.rollout.cache import RaggedCache, new_cache
 NEVER = float("-inf")
 PLAIN = (Qwen2Model, LlamaModel)  # rotated grouped heads, RMS norms, one MLP a layer
 JOINED = 2**20  # weights of q, k and v up to this size are copied side by side: fewer calls
-PIECE = CHUNK_ELEMENTS  # attention scores held at a time while long texts are fed
+PIECE = CHUNK_ELEMENTS  # attention scores, or a layer's widest numbers, while long texts are fed
 
 
 class LockstepDecoder:
@@ -79,6 +79,7 @@ class RaggedDecoder:
         self.norm = _norm(decoder.norm)
         self.head_size = decoder.layers[0].self_attn.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.widest = config.intermediate_size
         places = torch.arange(capacity, device=self.device)
         cos, sin = decoder.rotary_emb(weight, places[None])
         half = self.head_size // 2  # rotating by halves is rolling with the first half negated
@@ -97,7 +98,7 @@ class RaggedDecoder:
             return self._shared([tuple(row) for row in tokens], once)
         longest, long = max(map(len, tokens)), sum(len(row) > 1 for row in tokens)
         width = longest + max(self.lengths)
-        piece = max(1, PIECE // (max(1, long) * self.heads * width))
+        piece = max(1, PIECE // (max(1, long) * max(self.heads * width, self.widest)))
         while max(map(len, tokens)) > piece:
             rows = [row for row, fed in enumerate(tokens) if len(fed) > piece]
             self.states(self._ragged(rows, [tokens[row][:piece] for row in rows]))
