@@ -57,9 +57,9 @@ __all__ = [
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
     "data_dir", "demo", "display", "early_rewards", "first_under", "fmean", "gradients_by_author",
     "label_ends", "ladder", "limited_runs", "load_policy", "losses", "median", "open_planet", "pd",
-    "random", "recorded", "replay", "roll_out", "seed_dots", "show", "sign_figure", "smollm_runs",
-    "stdev", "style", "table", "tempfile", "third_batch", "third_update", "torch", "train_at",
-    "train_masked", "train_with", "transcript_figure",
+    "random", "recorded", "replay", "roll_out", "seed_digits", "seed_dots", "show", "sign_figure",
+    "smollm_runs", "stdev", "style", "table", "tempfile", "third_batch", "third_update", "torch",
+    "train_at", "train_masked", "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -67,10 +67,8 @@ FAST = os.environ.get("LLDLIB_FAST") == "1"  # a few live batches: for tests and
 GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
-SMOLLM_COLOUR = {"GRPO, hot": GRPO_COLOUR, "GRPO + LLDS, hot": LLDS_COLOUR}
-SMOLLM_COLOUR |= {"GRPO + LLDS, A > 0, hot": LLDS_COLOUR, "GRPO, 3e-4": GRPO_COLOUR}
-SMOLLM_COLOUR |= {"GRPO + LLDS, 3e-4": LLDS_COLOUR, "GRPO, 1e-4": COOLER_COLOUR}
-SMOLLM_COLOUR |= {"GRPO + LLDS, 1e-4": COLOURS[3]}
+SMOLLM_COLOUR = {"GRPO, 3e-4": GRPO_COLOUR, "GRPO + LLDS, 3e-4": LLDS_COLOUR}
+SMOLLM_COLOUR |= {"GRPO, 1e-4": COOLER_COLOUR, "GRPO + LLDS, 1e-4": COLOURS[3]}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
 KEPT: list[tempfile.TemporaryDirectory] = []  # folders that are gone when the kernel ends
@@ -141,26 +139,20 @@ def transcript_figure(
     return figure
 
 
-def smollm_runs(start: str = "one_hop") -> dict[str, list[Run]]:
-    """SmolLM2's recorded runs by the names of `SMOLLM_COLOUR`, from one of its two starts.
+def smollm_runs() -> dict[str, list[Run]]:
+    """SmolLM2's recorded runs of 60 batches by the names of `SMOLLM_COLOUR`, each arm by seed.
 
-    The start "one_hop" can look up one fact, "two_hops" at times a second one; "card" is the latter
-    made again on a graphics card, with other seeds. LLDS without a remark keeps rows of A >= 0.
+    Seeds 0 to 2 ran on a processor, 3 to 5 on a graphics card; LLDS keeps rows of A >= 0. LLDS at
+    1e-4 has the card's seeds alone.
     """
     arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
-    folders = {"one_hop": "smollm2", "two_hops": "smollm2_two_hops", "card": "smollm2_card"}
-    for path in sorted((data_dir() / "atlas" / folders[start]).iterdir()):
-        run = Run(path)
-        name = "GRPO"
-        if run.config["method"] == "llds":
-            name += " + LLDS"
-            if run.config["loss"]["llds_preserve"] == "positive":
-                name += ", A > 0"
-        rate = run.config["lr"]
-        name += ", hot" if rate == 1e-3 else f", {1e4 * rate:g}e-4"
-        if name in arms and not run.config["skip_zero_updates"]:  # those are controls
-            arms[name].append(run)
-    return {name: runs for name, runs in arms.items() if runs}
+    for folder in ("smollm2_two_hops", "smollm2_card"):
+        for path in sorted((data_dir() / "atlas" / folder).iterdir()):
+            config = (run := Run(path)).config
+            remedy = " + LLDS" if config["loss"]["llds_coef"] else ""
+            if config["loss"]["llds_preserve"] == "nonnegative" or not remedy:
+                arms[f"GRPO{remedy}, {1e4 * config['lr']:g}e-4"].append(run)
+    return arms
 
 
 SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # width, shade
@@ -205,6 +197,18 @@ def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
     """Display a Markdown table."""
     cells = [[str(value) for value in row] for row in rows]
     display(Markdown(markdown_table(tuple(map(str, heads)), cells)))
+
+
+def seed_digits(ax: Axes, arms: Mapping[str, list[Run]], value: Callable[[Run], float]) -> Axes:
+    """A column an arm of `SMOLLM_COLOUR`; each run is the digit of its seed, at its value."""
+    for place, (name, runs) in enumerate(arms.items()):
+        for run in runs:
+            seed = run.config["seed"]
+            look = {"marker": f"${seed}$", "color": SMOLLM_COLOUR[name], "clip_on": False}
+            ax.plot(place + 0.13 * (seed - 2.5), value(run), markersize=7, **look)
+    ax.set(ylim=(0, 1), xlim=(-0.5, len(arms) - 0.5))
+    ax.set_xticks(range(len(arms)), [name.replace(", ", "\n") for name in arms])
+    return ax
 
 
 def seed_dots(ax: Axes, frame: pd.DataFrame, key: str, won: str, rows: Mapping[str, str]) -> Axes:

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from lldlib.course import SMOLLM_COLOUR, arm_panels, smollm_runs
+from lldlib.course import arm_panels, first_under, seed_digits, smollm_runs
 from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
 from lldlib.show.style import save, style
@@ -112,51 +113,55 @@ def ends(run: Run, to: int = 60) -> list[float]:
     return [sum(run.column("reward/mean")[to - WINDOW : to]) / WINDOW, *scores]
 
 
-def pairs(start: str, first: str, second: str) -> None:
-    """The numbers of the seventh, ninth and tenth rules: two arms from the start that is at times
-    right."""
+def pairs(first: str, second: str) -> None:
+    """The numbers of the seventh, ninth and tenth rules: two arms, every seed that both have."""
     measures = ("reward, batches 55 to 59", "held out, sampled, mean of the exams", "greedy")
-    runs = smollm_runs(start)
+    arms = smollm_runs()
+    both = ({run.config["seed"]: run for run in arms[name]} for name in (first, second))
+    ones, others = both
     rows = []
-    for one, other in zip(runs[first], runs[second], strict=True):
-        assert one.config["seed"] == other.config["seed"]
-        mine, theirs = ends(one), ends(other)
+    for seed in sorted(ones.keys() & others.keys()):
+        mine, theirs = ends(ones[seed]), ends(others[seed])
         row = [f"{v:.2f}" for v in mine + theirs]
         row += [f"{b - a:+.2f}" for a, b in zip(mine, theirs, strict=True)]
-        rows.append([str(one.config["seed"]), *row])
+        rows.append([str(seed), *row])
     head = ["seed", *measures * 2, *(f"difference: {name}" for name in measures)]
-    print(f"\n{start}: {first}, then {second}\n\n{markdown_table(head, rows)}")
+    print(f"\n{first}, then {second}\n\n{markdown_table(head, rows)}")
+
+
+def alarm() -> None:
+    """Where notebook 7's alarm rings: the mean of three rewards under .36 of its best."""
+    print("\nnotebook 7's alarm, batch of its ring by seed (nan: none)\n")
+    for name, runs in smollm_runs().items():
+        means = [
+            pd.Series(run.column("reward/mean")).rolling(3, min_periods=1).mean() for run in runs
+        ]
+        print(name, *(f"{first_under(mean / mean.cummax(), 0.36):g}" for mean in means))
 
 
 def draw() -> None:
-    """From the better start: right answers' likelihood, reward, held-out score, endless answers."""
+    """The processor's seeds: right answers' likelihood, reward, held-out score, endless answers."""
     measures = {"change of right\nanswers (nats)": COST, "reward": "reward/mean"}
     measures |= {"held out": "eval/heldout_em", "share of\nendless answers": "stop/token_budget"}
     curves = {name: partial(Run.series, key=key) for name, key in measures.items()}
-    runs = smollm_runs("two_hops")
-    shown = {name: runs[name] for name in (GRPO, LLDS, COOLER)}
+    runs = smollm_runs()
+    shown = {name: runs[name][:3] for name in (GRPO, LLDS, COOLER)}
     save(arm_panels(shown, curves, 6.2, squeezed=1), HERE / "smollm2.png")
+
+
+def last_exam(run: Run) -> float:
+    """The held-out score, sampled, after 60 batches; 0 after a death."""
+    return present(run, "eval/heldout_em")[-1] if len(run.metrics) >= 60 else 0.0
 
 
 def draw_ends() -> None:
     """All runs from the better start, a digit for each seed: reward of the last five, held out."""
     figure = Figure(figsize=(8.5, 3.2), layout="constrained")
-    arms = (GRPO, LLDS, COOLER, LLDS_COOLER)
-    runs = [smollm_runs(start) for start in ("two_hops", "card")]
-    titles = ("reward, batches 55 to 59", "held out, sampled, after 60 batches")
-    for ax, title, exam in zip(figure.subplots(1, 2), titles, (False, True), strict=True):
-        for place, name in enumerate(arms):
-            for run in [run for found in runs for run in found.get(name, ())]:
-                score = 0.0 if len(run.metrics) < 60 else present(run, "eval/heldout_em")[-1]
-                value = score if exam else ends(run)[0]
-                seed, colour = run.config["seed"], SMOLLM_COLOUR[name]
-                across = place + 0.13 * (seed - 2.5)
-                ax.plot(
-                    across, value, marker=f"${seed}$", color=colour, markersize=7, clip_on=False
-                )
-        style(ax, "", "").set_title(title, fontsize=11)
-        ax.set(ylim=(0, 1), xlim=(-0.5, 3.5))
-        ax.set_xticks(range(4), [name.replace(", ", "\n") for name in arms])
+    left, right = figure.subplots(1, 2)
+    title = "reward, batches 55 to 59"
+    seed_digits(style(left, "", ""), smollm_runs(), lambda run: ends(run)[0]).set_title(title)
+    title = "held out, sampled, after 60 batches"
+    seed_digits(style(right, "", ""), smollm_runs(), last_exam).set_title(title)
     save(figure, HERE / "smollm2_ends.png")
 
 
@@ -166,10 +171,10 @@ def main() -> None:
     draw_ends()
     for folder in FOLDERS:
         tables(folder)
-    for start in ("two_hops", "card"):
-        pairs(start, GRPO, LLDS)
-        pairs(start, COOLER, LLDS)
-    pairs("card", COOLER, LLDS_COOLER)
+    pairs(GRPO, LLDS)
+    pairs(COOLER, LLDS)
+    pairs(COOLER, LLDS_COOLER)
+    alarm()
 
 
 if __name__ == "__main__":
