@@ -1,10 +1,10 @@
 """SmolLM2 in the shuffled atlas: python data/atlas/smollm2.py
 
 Prints the tables of smollm2.md from the runs in the folders smollm2, from the start that never
-answers at two hops, and smollm2_two_hops, from the one that does at times; smollm2_card has the
-latter's made again on a graphics card. A run that was ended by the rule, after three batches in a
-row under OVER, has a reward of 0 in the batches that it was not given. Draws smollm2.png and
-smollm2_ends.png.
+answers at two hops; smollm2_two_hops, from the one that does at times; smollm2_card, from the
+latter's made again on a graphics card; and smollm2_long, those that went on after 60 batches. A
+run that was ended by the rule, after three batches in a row under OVER, has a reward of 0 in the
+batches that it was not given. Draws smollm2.png and smollm2_ends.png.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from lldlib.runs.folder import Run
 from lldlib.show.style import save, style
 
 HERE = Path(__file__).parent
-FOLDERS = ("smollm2", "smollm2_two_hops", "smollm2_card")
+FOLDERS = ("smollm2", "smollm2_two_hops", "smollm2_card", "smollm2_long")
 BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
@@ -59,6 +59,12 @@ def is_dead(run: Run) -> bool:
     """Whether the last five batches earn under FALLEN of the best five before."""
     means = windows(rewards(run))
     return means[-1] < FALLEN * max(means)
+
+
+def has_fallen(run: Run) -> bool:
+    """Whether the last five batches earn less than the best five before, by .1 or more."""
+    means = windows(rewards(run))
+    return means[-1] <= max(means) - 0.1
 
 
 def present(run: Run, key: str) -> list[float]:
