@@ -151,7 +151,7 @@ def test_a_pretrained_model_learned_and_died():
     assert f"in {min(lost)} to {max(lost)} of the 30 batches up to the last" in README
     long = [Run(ATLAS / f"smollm2_long/grpo-lr1e-4-seed{seed}") for seed in (0, 1)]
     assert {len(run.metrics) for run in long} == {100} and not any(map(smollm2.has_fallen, long))
-    assert "two of them, trained on to 100 batches, held" in README
+    assert "two of the five, trained on to 100 batches, held" in README
     gaps = [end[one] - end[other] for one, other in zip(llds, cooler, strict=True)]
     half = 2.571 * stdev(gaps) / 6**0.5  # Student's t, 5 degrees of freedom
     told = [f"{v:+.2f}".replace("0.", ".") for v in (fmean(gaps), fmean(gaps) - half)]
