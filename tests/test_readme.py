@@ -120,7 +120,7 @@ def test_the_long_runs_whose_searches_miss():
     assert f"GRPO at 5e-5 was as steady: {lowest}, in one run" in README
 
 
-def test_a_pretrained_model_learned_and_died():
+def test_a_pretrained_model_rose_and_died():
     """SmolLM2, six seeds: who is dead at 3e-4, how runs end, how often right answers lost."""
     smollm2 = script("atlas/smollm2.py")
     folders = [("two_hops", seed) for seed in (0, 1, 2)] + [("card", seed) for seed in (3, 4, 5)]
@@ -154,8 +154,9 @@ def test_a_pretrained_model_learned_and_died():
     assert "two of the five, trained on to 100 batches, held" in README
     gaps = [end[one] - end[other] for one, other in zip(llds, cooler, strict=True)]
     half = 2.571 * stdev(gaps) / 6**0.5  # Student's t, 5 degrees of freedom
-    told = [f"{v:+.2f}".replace("0.", ".") for v in (fmean(gaps), fmean(gaps) - half)]
-    assert "GRPO at 1e-4 are not told apart ({} [{}, ".format(*told) in README
+    told = [fmean(gaps), fmean(gaps) - half, fmean(gaps) + half]
+    told = [f"{v:+.2f}".replace("0.", ".") for v in told]
+    assert "GRPO at 1e-4 are not told apart ({} [{}, {}])".format(*told) in README
 
 
 def test_the_world_of_sparks():

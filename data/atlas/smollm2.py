@@ -111,20 +111,19 @@ def tables(folder: str) -> None:
         print(markdown_table(["arm", *map(str, range(longest))], rows))
 
 
-def ends(run: Run, to: int = 60) -> list[float]:
-    """Reward of the last five of `to` batches, mean of the exams; 0 after a death."""
-    every = run.config["eval_every"]
+def ends(run: Run) -> list[float]:
+    """Reward of batches 55 to 59, mean of the exams sampled and greedy; 0 after a death."""
+    count = 60 // run.config["eval_every"]
     exams = (present(run, f"eval/heldout_{key}") for key in ("em", "em_greedy"))
-    scores = (sum(found[: to // every]) / (to // every) for found in exams)
-    return [sum(run.column("reward/mean")[to - WINDOW : to]) / WINDOW, *scores]
+    scores = (sum(found[:count]) / count for found in exams)
+    return [sum(run.column("reward/mean")[55:60]) / 5, *scores]
 
 
 def pairs(first: str, second: str) -> None:
     """The numbers of the seventh, ninth and tenth rules: two arms, every seed that both have."""
     measures = ("reward, batches 55 to 59", "held out, sampled, mean of the exams", "greedy")
     arms = smollm_runs()
-    both = ({run.config["seed"]: run for run in arms[name]} for name in (first, second))
-    ones, others = both
+    ones, others = ({run.config["seed"]: run for run in arms[name]} for name in (first, second))
     rows = []
     for seed in sorted(ones.keys() & others.keys()):
         mine, theirs = ends(ones[seed]), ends(others[seed])
