@@ -56,7 +56,7 @@ __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
     "data_dir", "demo", "display", "early_rewards", "first_under", "fmean", "gradients_by_author",
-    "label_ends", "ladder", "limited_runs", "load_policy", "losses", "median", "open_planet", "pd",
+    "label_ends", "ladder", "last_five", "limited_runs", "load_policy", "losses", "median", "open_planet", "pd",
     "random", "recorded", "replay", "roll_out", "seed_digits", "seed_dots", "show", "sign_figure",
     "smollm_runs", "stdev", "style", "table", "tempfile", "third_batch", "third_update", "torch",
     "train_at", "train_masked", "train_with", "transcript_figure",
@@ -68,6 +68,7 @@ GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 SMOLLM_COLOUR = {"GRPO, 3e-4": GRPO_COLOUR, "GRPO + LLDS, 3e-4": LLDS_COLOUR}
+SMOLLM_COLOUR |= {"GRPO limited, 3e-4": COLOURS[6], "GRPO, 2e-4": "0.45"}
 SMOLLM_COLOUR |= {"GRPO, 1e-4": COOLER_COLOUR, "GRPO + LLDS, 1e-4": COLOURS[3]}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
@@ -142,17 +143,28 @@ def transcript_figure(
 def smollm_runs() -> dict[str, list[Run]]:
     """SmolLM2's recorded runs of 60 batches by the names of `SMOLLM_COLOUR`, each arm by seed.
 
-    Seeds 0 to 2 ran on a processor, 3 to 5 on a graphics card; LLDS keeps rows of A >= 0. LLDS at
-    1e-4 has the card's seeds alone.
+    Seeds 0 to 2 ran on a processor, 3 to 8 on a graphics card; LLDS keeps rows of A >= 0. "Limited"
+    is GRPO whose updates move no further than those of LLDS's run of its seed. Not every arm has
+    every seed.
     """
     arms: dict[str, list[Run]] = {name: [] for name in SMOLLM_COLOUR}
-    for folder in ("smollm2_two_hops", "smollm2_card"):
+    for folder in ("smollm2_two_hops", "smollm2_card", "smollm2_moves"):
         for path in sorted((data_dir() / "atlas" / folder).iterdir()):
             config = (run := Run(path)).config
-            remedy = " + LLDS" if config["loss"]["llds_coef"] else ""
-            if config["loss"]["llds_preserve"] == "nonnegative" or not remedy:
+            limited = " limited" * path.name.startswith("matched")
+            remedy = " + LLDS" if config["loss"]["llds_coef"] else limited
+            if config["loss"]["llds_preserve"] == "nonnegative" or remedy != " + LLDS":
                 arms[f"GRPO{remedy}, {1e4 * config['lr']:g}e-4"].append(run)
     return arms
+
+
+def last_five(run: Run) -> float:
+    """The mean reward of batches 55 to 59, 0 for those that a dead run was not given.
+
+    A run that was cut off before 60 batches and lived counts with its last five.
+    """
+    reward = run.column("reward/mean")
+    return sum(reward[55:60] if max(reward[-3:]) < 0.02 else reward[:60][-5:]) / 5
 
 
 SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # width, shade
@@ -205,7 +217,7 @@ def seed_digits(ax: Axes, arms: Mapping[str, list[Run]], value: Callable[[Run], 
         for run in runs:
             seed = run.config["seed"]
             look = {"marker": f"${seed}$", "color": SMOLLM_COLOUR[name], "clip_on": False}
-            ax.plot(place + 0.13 * (seed - 2.5), value(run), markersize=7, **look)
+            ax.plot(place + 0.095 * (seed - 4), value(run), markersize=6.5, **look)
     ax.set(ylim=(0, 1), xlim=(-0.5, len(arms) - 0.5))
     ax.set_xticks(range(len(arms)), [name.replace(", ", "\n") for name in arms])
     return ax

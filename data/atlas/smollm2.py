@@ -2,30 +2,34 @@
 
 Prints the tables of smollm2.md from the runs in the folders smollm2, from the start that never
 answers at two hops; smollm2_two_hops, from the one that does at times; smollm2_card, from the
-latter's made again on a graphics card; and smollm2_long, those that went on after 60 batches. A
-run that was ended by the rule, after three batches in a row under OVER, has a reward of 0 in the
-batches that it was not given. Draws smollm2.png and smollm2_ends.png.
+latter's made again on a graphics card; smollm2_moves, the twelfth rule's other arms, from the
+same; and smollm2_long, those that went on after 60 batches. A run that was ended by the rule,
+after three batches in a row under OVER, has a reward of 0 in the batches that it was not given.
+Draws smollm2.png and smollm2_ends.png.
 """
 
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median, stdev
 
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import t as student
 
-from lldlib.course import arm_panels, first_under, seed_digits, smollm_runs
+from lldlib.course import arm_panels, first_under, last_five, seed_digits, smollm_runs
 from lldlib.files import markdown_table
 from lldlib.runs.folder import Run
 from lldlib.show.style import save, style
 
 HERE = Path(__file__).parent
-FOLDERS = ("smollm2", "smollm2_two_hops", "smollm2_card", "smollm2_long")
+FOLDERS = ("smollm2", "smollm2_two_hops", "smollm2_card", "smollm2_moves", "smollm2_long")
 BATCHES, WINDOW, OVER = 20, 5, 0.02
 FALLEN = 0.3  # share of the best window under which the last one counts as dead
 COST = "displacement/correct"  # nats that a batch's updates add to a correct response
 GRPO, LLDS, COOLER = "GRPO, 3e-4", "GRPO + LLDS, 3e-4", "GRPO, 1e-4"  # names in the course
 LLDS_COOLER = "GRPO + LLDS, 1e-4"
+NOTED = (6, 7, 8)  # seeds whose runs note their moves
+MOVE = "control/move"  # a batch's mean over its updates
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
@@ -40,6 +44,7 @@ def arm(run: Run) -> str:
     name = "GRPO"
     if loss["llds_coef"]:
         name += f" + LLDS {loss['llds_coef']:g}, {kept[loss['llds_preserve']]}"
+    name += ", matched" * run.path.name.startswith("matched")
     return name + ", zero updates skipped" * run.config["skip_zero_updates"]
 
 
@@ -116,7 +121,52 @@ def ends(run: Run) -> list[float]:
     count = 60 // run.config["eval_every"]
     exams = (present(run, f"eval/heldout_{key}") for key in ("em", "em_greedy"))
     scores = (sum(found[:count]) / count for found in exams)
-    return [sum(run.column("reward/mean")[55:60]) / 5, *scores]
+    return [last_five(run), *scores]
+
+
+def noted() -> dict[str, list[Run]]:
+    """The twelfth rule's runs, by arm."""
+    arms = {arm: runs for arm, runs in smollm_runs().items() if arm != LLDS_COOLER}
+    return {arm: [r for r in runs if r.config["seed"] in NOTED] for arm, runs in arms.items()}
+
+
+def moves() -> None:
+    """The twelfth rule's arms: ends, moves, losses, and what came after the largest move."""
+    arms = noted()
+    shared = {s: min(len(runs[i].metrics) for runs in arms.values()) for i, s in enumerate(NOTED)}
+    rows, jumps = [], []
+    for name, runs in arms.items():
+        for run in runs:
+            seed, reward = run.config["seed"], run.column("reward/mean")
+            last, moved, cost = shared[seed], run.column(MOVE), run.column(COST)
+            lost = sum(v is not None and v < 0 for v in cost[10:]), len(cost) - 10
+            cell = [name, str(seed), str(len(reward)), f"{fmean(reward[last - 5 : last]):.2f}"]
+            fate = "dead" if is_dead(run) else "fallen" if has_fallen(run) else "-"
+            cell += [fate, f"{median(moved[10:]):.4f}", f"{max(moved):.3f}"]
+            cell += [f"{fmean(run.column('control/share')):.2f}", "{} of {}".format(*lost)]
+            cell += [f"{run.column('policy/entropy')[-1]:.2f}", *cells(run)[-2:]]
+            rows.append(cell)
+            top = moved.index(max(moved[:-3]))
+            means = fmean(reward[max(0, top - 2) : top + 1]), fmean(reward[top + 1 : top + 4])
+            jump = [name, str(seed), str(top), f"{moved[top]:.3f}"]
+            jumps.append([*jump, *(f"{v:.2f}" for v in means), f"{means[1] - means[0]:+.2f}"])
+    head = ["arm", "seed", "batches", "reward, last five that a seed's arms share", "fate"]
+    head += ["median move, nats", "largest move of a batch", "share of a step kept"]
+    head += ["right answers lost likelihood, batches after 10", "entropy at the end"]
+    print(f"\nmoves\n\n{markdown_table([*head, 'held out: sampled', 'greedy'], rows)}")
+    head = ["arm", "seed", "batch of the largest move", "move, nats", "reward, three batches to it"]
+    print(f"\n{markdown_table([*head, 'three after it', 'change'], jumps)}")
+
+
+def interval(first: str, second: str) -> None:
+    """The second minus the first, reward of batches 55 to 59, with Student's t over the seeds."""
+    arms = smollm_runs()
+    ones, others = ({run.config["seed"]: run for run in arms[name]} for name in (first, second))
+    gaps = [ends(others[s])[0] - ends(ones[s])[0] for s in sorted(ones.keys() & others.keys())]
+    half = student.ppf(0.975, len(gaps) - 1) * stdev(gaps) / len(gaps) ** 0.5
+    mean = fmean(gaps)
+    low, high = mean - half, mean + half
+    print(f"{second} minus {first}: {mean:+.2f} [{low:+.2f}, {high:+.2f}], {len(gaps)} seeds")
 
 
 def pairs(first: str, second: str) -> None:
@@ -155,17 +205,18 @@ def draw() -> None:
 
 
 def last_exam(run: Run) -> float:
-    """The held-out score, sampled, after 60 batches; 0 after a death."""
-    return present(run, "eval/heldout_em")[-1] if len(run.metrics) >= 60 else 0.0
+    """The last held-out score, sampled; 0 where a dead run was given no more batches."""
+    ended = is_dead(run) and len(run.metrics) < 60
+    return 0.0 if ended else present(run, "eval/heldout_em")[-1]
 
 
 def draw_ends() -> None:
     """All runs from the better start, a digit for each seed: reward of the last five, held out."""
-    figure = Figure(figsize=(8.5, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(8.5, 5.6), layout="constrained")
+    left, right = figure.subplots(2, 1)
     title = "reward, batches 55 to 59"
     seed_digits(style(left, "", ""), smollm_runs(), lambda run: ends(run)[0]).set_title(title)
-    title = "held out, sampled, after 60 batches"
+    title = "held out, sampled, after 60 batches (limited: after 40)"
     seed_digits(style(right, "", ""), smollm_runs(), last_exam).set_title(title)
     save(figure, HERE / "smollm2_ends.png")
 
@@ -179,6 +230,9 @@ def main() -> None:
     pairs(GRPO, LLDS)
     pairs(COOLER, LLDS)
     pairs(COOLER, LLDS_COOLER)
+    for one in (GRPO, COOLER):
+        interval(one, LLDS)
+    moves()
     alarm()
 
 

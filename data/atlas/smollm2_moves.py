@@ -11,8 +11,8 @@ An interrupted run goes on. On a graphics card all arms of smollm2.md's twelfth 
 
     python data/atlas/smollm2_moves.py branch SOURCE FOLDER ARM BATCH
 
-goes on from SOURCE's checkpoint at that batch: as SOURCE does (ARM plain), with LLDS (llds), or with
-every update shortened until it moves no further than CAP (capped), as far as STEPS.
+goes on from SOURCE's checkpoint at that batch: as SOURCE does (ARM plain), with LLDS (llds), or
+with every update shortened until it moves no further than CAP (capped), as far as STEPS.
 """
 
 import dataclasses
