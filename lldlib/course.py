@@ -55,11 +55,12 @@ from lldlib.types import TokenInfo
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
-    "data_dir", "demo", "display", "early_rewards", "first_under", "fmean", "gradients_by_author",
-    "label_ends", "ladder", "last_five", "limited_runs", "load_policy", "losses", "median", "open_planet", "pd",
-    "random", "recorded", "replay", "roll_out", "seed_digits", "seed_dots", "show", "sign_figure",
-    "smollm_runs", "stdev", "style", "table", "tempfile", "third_batch", "third_update", "torch",
-    "train_at", "train_masked", "train_with", "transcript_figure",
+    "data_dir", "demo", "display", "early_rewards", "first_under", "fmean",
+    "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs", "load_policy",
+    "losses", "median", "open_planet", "pd", "random", "recorded", "replay", "roll_out",
+    "seed_digits", "seed_dots", "show", "sign_figure", "smollm_runs", "stdev", "style", "table",
+    "tempfile", "third_batch", "third_update", "torch", "train_at", "train_masked",
+    "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 import pandas as pd
 from helpers import script
 
+from lldlib.course import last_five, smollm_runs
 from lldlib.files import read_jsonl
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import find_collapse
@@ -121,28 +122,26 @@ def test_the_long_runs_whose_searches_miss():
 
 
 def test_a_pretrained_model_rose_and_died():
-    """SmolLM2, six seeds: who is dead at 3e-4, how runs end, how often right answers lost."""
-    smollm2 = script("atlas/smollm2.py")
-    folders = [("two_hops", seed) for seed in (0, 1, 2)] + [("card", seed) for seed in (3, 4, 5)]
-
-    def runs(arm):
-        return [Run(ATLAS / f"smollm2_{start}/{arm}-seed{seed}") for start, seed in folders]
+    """SmolLM2, nine seeds: who is dead at 3e-4, how runs end, how often right answers lost."""
+    smollm2, arms = script("atlas/smollm2.py"), smollm_runs()
+    grpo, llds, cooler = (arms[name] for name in (smollm2.GRPO, smollm2.LLDS, smollm2.COOLER))
+    seeds = [[run.config["seed"] for run in runs] for runs in (grpo, llds, cooler)]
+    assert seeds == [list(range(9))] * 3
 
     def span(values):
         return " to ".join(f"{value:.2f}".removeprefix("0") for value in (min(values), max(values)))
 
-    grpo, llds, cooler = map(runs, ("grpo-lr3e-4", "llds0-lr3e-4", "grpo-lr1e-4"))
     dead = [run for run in grpo if smollm2.is_dead(run)]
     best = f"{min(max(smollm2.windows(smollm2.rewards(run))) for run in grpo):.2f}"[1:]
-    assert f"rose to {best} or more on all six seeds" in README
+    assert f"rose to {best} or more on all nine seeds" in README
     assert f"then died on {len(dead)}, and ended at" in README
     assert not any(map(smollm2.is_dead, llds + cooler))
-    end = {run: smollm2.ends(run)[0] for run in grpo + llds + cooler}
+    end = {run: last_five(run) for run in grpo + llds + cooler}
     assert f"ended at {span([end[run] for run in grpo if run not in dead])} on the others" in README
-    assert f"all six lived, and ended at {span([end[run] for run in llds])}." in README
-    *well, fell = sorted((end[run] for run in cooler), reverse=True)
-    five = f"ended at {span([well[-1], well[0]])} on five seeds"
-    assert f"{five}, and fell to {fell:.2f}".replace(" 0.", " .") in README
+    assert f"all nine lived, and ended at {span([end[run] for run in llds])}." in README
+    *well, fell, lowest = sorted((end[run] for run in cooler), reverse=True)
+    seven = f"ended at {span(well)} on seven seeds"
+    assert f"{seven}, and fell to {fell:.2f} and {lowest:.2f} on two".replace(" 0.", " .") in README
     lost = []
     for run in grpo:
         rewards, change = (run.column(k) for k in ("reward/mean", smollm2.COST))
@@ -151,12 +150,29 @@ def test_a_pretrained_model_rose_and_died():
     assert f"in {min(lost)} to {max(lost)} of the 30 batches up to the last" in README
     long = [Run(ATLAS / f"smollm2_long/grpo-lr1e-4-seed{seed}") for seed in (0, 1)]
     assert {len(run.metrics) for run in long} == {100} and not any(map(smollm2.has_fallen, long))
-    assert "two of the five, trained on to 100 batches, held" in README
+    assert "two of the seven, trained on to 100 batches, held" in README
     gaps = [end[one] - end[other] for one, other in zip(llds, cooler, strict=True)]
-    half = 2.571 * stdev(gaps) / 6**0.5  # Student's t, 5 degrees of freedom
+    half = 2.306 * stdev(gaps) / 9**0.5  # Student's t, 8 degrees of freedom
     told = [fmean(gaps), fmean(gaps) - half, fmean(gaps) + half]
     told = [f"{v:+.2f}".replace("0.", ".") for v in told]
     assert "GRPO at 1e-4 are not told apart ({} [{}, {}])".format(*told) in README
+
+
+def test_limited_moves_do_what_llds_does():
+    """SmolLM2, the twelfth rule: GRPO that may move no further than the LLDS run of its seed."""
+    smollm2 = script("atlas/smollm2.py")
+    noted = smollm2.noted()
+    limited, llds = noted["GRPO limited, 3e-4"], noted[smollm2.LLDS]
+    assert "lived on three of three seeds, and [ended above LLDS on each]" in README
+    assert not any(map(smollm2.is_dead, limited)) and not any(map(smollm2.has_fallen, limited))
+    for one, other in zip(limited, llds, strict=True):
+        assert one.config["seed"] == other.config["seed"]
+        last = slice(len(one.metrics) - 5, len(one.metrics))
+        assert fmean(one.column("reward/mean")[last]) > fmean(other.column("reward/mean")[last])
+        lost = [value < 0 for value in one.column(smollm2.COST)[10:] if value is not None]
+        assert fmean(lost) > 0.5
+    gap = fmean(map(last_five, noted["GRPO, 2e-4"])) - fmean(map(last_five, noted[smollm2.COOLER]))
+    assert gap < 0
 
 
 def test_the_world_of_sparks():
