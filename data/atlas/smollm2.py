@@ -29,7 +29,7 @@ COST = "displacement/correct"  # nats that a batch's updates add to a correct re
 GRPO, LLDS, COOLER = "GRPO, 3e-4", "GRPO + LLDS, 3e-4", "GRPO, 1e-4"  # names in the course
 LLDS_COOLER = "GRPO + LLDS, 1e-4"
 NOTED = (6, 7, 8)  # seeds whose runs note their moves
-MOVE = "control/move"  # a batch's mean over its updates
+MOVE = "update/move"  # a batch's mean over its updates
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
@@ -143,7 +143,7 @@ def moves() -> None:
             cell = [name, str(seed), str(len(reward)), f"{fmean(reward[last - 5 : last]):.2f}"]
             fate = "dead" if is_dead(run) else "fallen" if has_fallen(run) else "-"
             cell += [fate, f"{median(moved[10:]):.4f}", f"{max(moved):.3f}"]
-            cell += [f"{fmean(run.column('control/share')):.2f}", "{} of {}".format(*lost)]
+            cell += [f"{fmean(run.column('update/kept')):.2f}", "{} of {}".format(*lost)]
             cell += [f"{run.column('policy/entropy')[-1]:.2f}", *cells(run)[-2:]]
             rows.append(cell)
             top = moved.index(max(moved[:-3]))

@@ -43,10 +43,12 @@ class Logged(Watched):
 
     def step(self):
         """A batch, with its line in MOVES."""
-        found = super().step()
+        metrics, episodes = super().step()
+        metrics["update/move"] = metrics.pop("control/move")
+        metrics["update/kept"] = metrics.pop("control/share")
         with open(self.out / MOVES, "a") as file:
             file.write(json.dumps({"step": self.step_index - 1, "moves": self.moves[-1]}) + "\n")
-        return found
+        return metrics, episodes
 
 
 class Follower(Matched, Logged):

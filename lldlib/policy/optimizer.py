@@ -1,5 +1,6 @@
 """The optimiser, its rate, and a checkpoint's content: weights and AdamW's state by name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +96,11 @@ class MasterAdamW(torch.optim.Optimizer):
             maximize=False,
         )
         weight.copy_(state["master"])
+
+
+def trained(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What the optimiser moves: float32 copies where it keeps some, else the parameters."""
+    return [optimizer.state.get(p, {}).get("master", p) for p in parameters]
 
 
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

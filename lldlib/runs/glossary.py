@@ -246,6 +246,19 @@ GLOSSARY: dict[str, Metric] = {
         "rows",
         "0",
     ),
+    "update/move": Metric(
+        "move of an update",
+        "half of the mean squared change of an action token's log-prob on an update's own rows, "
+        "mean over the batch's updates; logged where move_limit is set",
+        NATS,
+        "at most the limit",
+    ),
+    "update/kept": Metric(
+        "share of an update kept",
+        "what move_limit leaves of an update, mean over the batch's updates",
+        SHARE,
+        "near 1; low, the limit does the work of a lower learning rate",
+    ),
     "update/lr": Metric("learning rate", "AdamW's step size", "per update", "as set"),
     "sft/loss": Metric(
         "warm-start loss", "mean -log-prob of gold tokens", "nats per token", "falls"

@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import time
+from statistics import fmean
 
 import torch
 from jaxtyping import Float, Int
@@ -22,12 +23,13 @@ from lldlib.losses.llds import dual_weight
 from lldlib.losses.objective import derived
 from lldlib.policy.load import Policy, reference_model
 from lldlib.policy.optimizer import Schedule, adjust, make_optimizer, pack, trainable, unpack
-from lldlib.policy.score import Scores, backward_through, leaf_scores, score
+from lldlib.policy.score import Scores, backward_through, leaf_scores, score, score_sorted
 from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.seeds import seed_for
 from lldlib.train import measure
 from lldlib.train.experience import Experience, make_experience, scored
+from lldlib.train.limit import Limit
 from lldlib.types import Batch, Episode, Question
 from lldlib.world.environment import Environment
 
@@ -68,6 +70,7 @@ class Trainer:
         self.reference = reference_model(policy.model) if config.loss.kl_coef else None
         self.optimizer = make_optimizer(policy.model, config.lr, config.betas)
         self.step_index, self.skipped = 0, 0
+        self.shortened: list[tuple[float, float]] = []  # of the batch's updates, and what was kept
         self.llds_weight = config.loss.llds_coef  # lambda of the next batch
 
     # -- one rollout batch ---------------------------------------------------------------------
@@ -133,15 +136,14 @@ class Trainer:
         shuffled = torch.Generator().manual_seed(self._seed("order"))
         order = rows[torch.randperm(len(rows), generator=shuffled).to(self.device)]
         draws = torch.Generator().manual_seed(self._seed("dropped"))
-        norms, stats = [], []
+        norms, stats, self.shortened = [], [], []
         rate = Schedule(self.config.lr, self.config.warmup_batches).at(self.step_index)
         adjust(self.optimizer, lr=rate, betas=self.config.betas)
         self.policy.model.train()  # where gradient checkpointing acts; nothing drops out
         for number, chosen in enumerate(order.tensor_split(count) if count else ()):
             inputs = self._inputs(experience, chosen, number, draws)
             loss, numbers = compute_loss(self.objective, inputs)
-            pieces = None if self._is_whole(chosen) else chosen
-            norms.append(self._apply(loss, inputs, experience, pieces))
+            norms.append(self._apply(loss, inputs, experience, chosen))
             stats.append(numbers)
         self.policy.model.eval()
         finite = [n for n in norms if n is not None]
@@ -156,6 +158,9 @@ class Trainer:
             "update/left_out": float((~experience.finite).sum()),
             "update/lr": rate,
         }
+        if self.shortened:
+            moves, kept = zip(*self.shortened, strict=True)
+            norm |= {"update/move": fmean(moves), "update/kept": fmean(kept)}
         return mean | norm
 
     def _trained_rows(self, experience: Experience) -> tuple[Int[Tensor, " n"], int]:
@@ -229,19 +234,16 @@ class Trainer:
         loss: Float[Tensor, ""],
         inputs: LossInputs,
         experience: Experience,
-        pieces: Int[Tensor, " n"] | None,
+        rows: Int[Tensor, " n"],
     ) -> float | None:
-        """One optimiser update; what is not finite is skipped, counted, never applied.
-
-        `pieces` are the minibatch's rows where it has to pass through the model in pieces.
-        """
+        """One optimiser update; what is not finite is skipped, counted, never applied."""
         self.optimizer.zero_grad(set_to_none=True)
         norm = float("nan")
         # a ratio is cut off where it would overflow, so a loss can hide a log-prob without end
         if torch.isfinite(loss) and inputs.logp.isfinite().all() and loss.requires_grad:
             loss.backward()
-            if pieces is not None:
-                part, toward = experience.minibatch(pieces)
+            if not self._is_whole(rows):
+                part, toward = experience.minibatch(rows)
                 leaves = Scores(inputs.logp, inputs.entropy, proxy_kl=inputs.proxy_kl)
                 temperature, size = self.config.rollout.temperature, self.config.micro_rows
                 backward_through(self.policy.model, part, leaves, temperature, size, toward)
@@ -250,8 +252,27 @@ class Trainer:
             self.skipped += 1
             return None
         if norm > 0 or not self.config.skip_zero_updates:
-            self.optimizer.step()
+            self._step(inputs.logp.detach(), experience, rows)
         return norm
+
+    def _step(
+        self, before: Float[Tensor, "B T"], experience: Experience, rows: Int[Tensor, " n"]
+    ) -> None:
+        """Move the weights, no further than the limit, if there is one."""
+        if self.config.move_limit is None:
+            self.optimizer.step()
+            return
+        part, size = experience.minibatch(rows)[0], self.config.micro_rows or len(rows)
+        temperature = self.config.rollout.temperature
+
+        def moved() -> float:
+            now = score_sorted(self.policy.model, part, temperature, chunk=size).logp
+            change = (now - before)[part.action_mask]
+            return float(change.square().mean() / 2) if change.numel() else 0.0
+
+        limit = Limit(self.parameters, self.optimizer)
+        self.optimizer.step()
+        self.shortened.append(limit.shorten(moved, self.config.move_limit))
 
     # -- measurements --------------------------------------------------------------------------
 
