@@ -117,7 +117,7 @@ def moved_by(limit, micro_rows=0):
 
 @pytest.mark.parametrize("micro_rows", [0, 2])
 def test_no_update_goes_beyond_the_limit(micro_rows):
-    _, _, free = moved_by(None)
+    _, _, free = moved_by(0.0)
     assert max(free) > 0.1
     _, metrics, found = moved_by(0.01, micro_rows)
     assert 0 < max(found) <= 0.01 * ENOUGH * 1.001
@@ -135,7 +135,7 @@ def test_a_limit_that_is_never_met_changes_nothing():
 def test_the_optimiser_remembers_the_whole_update():
     """Its moments do not know of the limit: those after a first update are the same."""
     one = replace(MICRO, updates_per_batch=1, lr=3e-2)
-    runs = [micro_trainer(replace(one, move_limit=limit)) for limit in (None, 1e-3)]
+    runs = [micro_trainer(replace(one, move_limit=limit)) for limit in (0.0, 1e-3)]
     for run in runs:
         run.step()
     free, bound = (run.state()[0] for run in runs)

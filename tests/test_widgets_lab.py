@@ -16,6 +16,7 @@ from lldlib.config import train_config_from
 from lldlib.recipes import SHUFFLED, WORLD, train_config
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.show.lab import LiveLab
+from lldlib.show.steered import knob_changes
 from lldlib.show.steering import remedies
 from lldlib.train.run import TrainingRun, describe
 
@@ -657,6 +658,21 @@ def test_it_steers_a_training_run(tmp_path, micro):
     lab.rewind(0)
     assert batches(lab) == {"A": 2, "B": 0}
     assert lab.runs["B"].config.method == "llds"  # the knob is in the checkpoint
+
+
+def test_the_limit_of_a_move_is_a_knob(tmp_path, micro):
+    run = TrainingRun(train_config("grpo", 0, recipe=WORLD, **micro), tmp_path / "run")
+    lab = LiveLab(run)
+    slider = lab.knobs.parts["move_limit"]
+
+    async def scene():
+        slider.value = 0.001
+        await until(lambda: lab.runs["A"].config.move_limit == 0.001)
+
+    asyncio.run(scene())
+    lab.step()
+    (row,), (turned,) = Run(lab.runs["A"].out).metrics, knob_changes(Run(lab.runs["A"].out))
+    assert "update/kept" in row and turned == (0, "move limit 0.001")
 
 
 def test_it_rescues_a_training_run(tmp_path, micro):

@@ -22,11 +22,13 @@ DPI = 100
 PEN = threading.Lock()  # matplotlib sets a text of powers in one thread at a time
 WIDE = {"description_width": "initial"}
 RATES = (5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 8e-4, 1e-3)
+MOVES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)  # nats
 FIRST = ("method", "lr", "llds_coef")  # knobs that are always in view
 KNOBS = {  # what each knob is called where it was turned, by the field that it sets
     "method": "",
     "lr": "lr ",
     "updates_per_batch": "updates ",
+    "move_limit": "move limit ",
 } | {name: f"{label} " for term in REGULARIZERS for name, label in term.knobs.items()}
 
 
@@ -109,6 +111,13 @@ class Knobs(ipywidgets.VBox):
             "updates_per_batch": control(
                 ipywidgets.IntSlider, "updates per batch", "optimiser updates", 260, min=1, max=64
             ),
+            "move_limit": control(
+                ipywidgets.SelectionSlider,
+                "limit of an update's move",
+                "nats",
+                290,
+                options=_moves(0.0),
+            ),
         }
         for name, part in self.parts.items():
             of = f" of {run}"
@@ -119,7 +128,8 @@ class Knobs(ipywidgets.VBox):
         self._rare = row(rare)
         self._rare.layout.display = "none"
         self.more = ipywidgets.ToggleButton(
-            description="more knobs", tooltip="the other regularizers, updates per batch"
+            description="more knobs",
+            tooltip="the other regularizers, updates per batch, their limit",
         )
         self.more.layout.width = "auto"
         self.more.observe(self._open, "value")
@@ -133,8 +143,9 @@ class Knobs(ipywidgets.VBox):
         self._quiet, self._policy = True, config.policy
         try:
             self.parts["lr"].options = _rates(config.lr)
-            shown = {"method": config.method, "lr": config.lr}
-            shown["updates_per_batch"] = config.updates_per_batch
+            self.parts["move_limit"].options = _moves(config.move_limit)
+            fields = ("method", "lr", "updates_per_batch", "move_limit")
+            shown = {name: getattr(config, name) for name in fields}
             for name, value in (shown | {k: getattr(config.loss, k) for k in self._loss}).items():
                 part = self.parts[name]
                 if isinstance(part, (ipywidgets.FloatSlider, ipywidgets.IntSlider)):
@@ -178,3 +189,7 @@ def _menu(label: str, tip: str, width: int, options: Sequence[str]) -> ipywidget
 
 def _rates(own: float) -> list[tuple[str, float]]:
     return [(value_text(rate), rate) for rate in sorted({*RATES, own})]
+
+
+def _moves(own: float) -> list[tuple[str, float]]:
+    return [(value_text(move) if move else "none", move) for move in sorted({*MOVES, own})]

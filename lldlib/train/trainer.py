@@ -259,7 +259,7 @@ class Trainer:
         self, before: Float[Tensor, "B T"], experience: Experience, rows: Int[Tensor, " n"]
     ) -> None:
         """Move the weights, no further than the limit, if there is one."""
-        if self.config.move_limit is None:
+        if not self.config.move_limit:
             self.optimizer.step()
             return
         part, size = experience.minibatch(rows)[0], self.config.micro_rows or len(rows)
