@@ -23,14 +23,8 @@ from lldlib.recipes import METHODS, train_config
 CONFIGS = (TrainConfig(), WarmstartConfig(), SftConfig(), ExamConfig())
 ZERO_MEANS = {  # something, in these fields: off, never, all, from the start, or a plain number
     *("seed", "warmup_batches", "eval_every", "probe_every", "fresh_every", "checkpoint_every"),
-    *(
-        "move_limit",
-        "rollouts_logged",
-        "questions_every",
-        "llds_target",
-        "micro_rows",
-        "load.lora_rank",
-    ),
+    *("rollouts_logged", "questions_every", "llds_target", "micro_rows", "load.lora_rank"),
+    "move_limit",
     "data.misses",
     *("rollout.max_searches", "rollout.passage_tokens", "rollout.at_once", "loss.clip_low"),
     *("loss.clip_high", "loss.negative_weight", "loss.clip_cov_share", "loss.kl_cov_coef"),
