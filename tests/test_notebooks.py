@@ -28,13 +28,13 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
 }
 SETUP = """\
-# Run me first: I load what this notebook needs, and install it where it is missing (on Colab).
+# Run me first: I load what this notebook needs, and install it from this clone where it is missing.
 import importlib.util
 import subprocess
 import sys
 
 if importlib.util.find_spec("lldlib") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "lldlib[lab]"], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "..[lab]"], check=True)
 from lldlib.course import *"""
 ENDING = ("What you learned", "What is not known", "Where a sceptic still has a point")
 COLLAPSED = re.compile(r"<details>(.*?)</details>", re.DOTALL)
