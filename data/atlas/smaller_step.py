@@ -1,6 +1,6 @@
 """Is LLDS a smaller step in disguise? python data/atlas/smaller_step.py FOLDER [SEED ...]
 
-At the hot rate, where GRPO dies and LLDS lives, four arms a seed:
+At the hot rate, where GRPO dies and LLDS lives, five arms a seed:
 
 - llds: GRPO + LLDS .5. It notes how far each update moves the policy on the rows of the update:
   half of the mean squared change of an action token's log-prob, about the KL divergence in nats.
@@ -9,6 +9,7 @@ At the hot rate, where GRPO dies and LLDS lives, four arms a seed:
   gradient goes into the clip and the second moment, the policy gradient alone into the first. It
   is LLDS's share in the size of a step, without its direction.
 - capped: GRPO. Each update is shortened until it moves no further than CAP, whatever LLDS does.
+- plain: GRPO as it is, on the same questions.
 
 Writes run folders; data/atlas/collect.py gathers them into smaller_step.jsonl.gz, of which the
 script prints the table of controls.md where no FOLDER is given.
@@ -40,6 +41,7 @@ from lldlib.types import Episode
 BATCHES, EVERY, SEEDS = 40, 5, (0, 1, 2)
 MOVES = "moves.json"  # of every update
 ARMS = {"llds": "llds", "matched": "grpo", "brake": "llds", "capped": "grpo"}  # methods
+ARMS |= {"plain": "grpo"}
 LIKELIER = "displacement/mixed_token"  # missing where no group is mixed
 CAP = 0.01  # about the median move of an update of llds, over the three seeds
 ENOUGH, TRIES = 1.02, 8  # share of the allowed move that is near enough; shortenings at most
@@ -147,6 +149,7 @@ class Brake(Watched):
 
 
 KINDS = {"llds": Watched, "matched": Matched, "brake": Brake, "capped": Capped}
+KINDS |= {"plain": Watched}
 
 
 def config_of(arm: str, seed: int) -> TrainConfig:
