@@ -267,7 +267,8 @@ class TrainConfig:
     betas: tuple[Below1, Below1] = (0.9, 0.999)
     # leave out updates whose gradient is exactly 0, in which Adam's momentum alone moves the policy
     skip_zero_updates: bool = False
-    # nats that an update may move the policy on its own rows; a longer one is shortened (0 = none)
+    # nats that an update may move the policy on its own rows; a longer one is shortened, for which
+    # a copy of the trained weights is kept (0 = no limit)
     move_limit: Weight = 0.0
     eval_every: Whole = 10  # batches between held-out evaluations (0 = never)
     probe_every: Whole = 1  # batches between scorings of the fixed probe set (0 = no probe set)

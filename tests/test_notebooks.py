@@ -1,5 +1,6 @@
 """The notebooks: their structure, their exercises, and a run of each from top to bottom."""
 
+import ast
 import json
 import os
 import re
@@ -77,6 +78,17 @@ def paragraphs(source: str) -> list[str]:
 def test_there_are_notebooks():
     assert [path.stem for path in NOTEBOOKS] == list(NAMES)
     assert [name[:2] for name in NAMES] == [f"{number:02}" for number in range(1, 11)]
+
+
+def test_code_to_take_along_is_python():
+    """In the notebooks' texts and on the pages: a block that is said to be Python is some."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "data").rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    texts += [cell.source for path in NOTEBOOKS for cell in cells(path, "markdown")]
+    blocks = [block for text in texts for block in BLOCK.findall(text)]
+    assert len(blocks) > 10
+    for block in blocks:
+        ast.parse(block)
 
 
 @every_notebook
