@@ -54,13 +54,13 @@ from lldlib.types import TokenInfo
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
-    "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges", "checks",
-    "data_dir", "demo", "display", "early_rewards", "first_under", "fmean",
-    "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs", "load_policy",
-    "losses", "median", "open_planet", "pd", "random", "recorded", "replay", "roll_out",
-    "seed_digits", "seed_dots", "show", "sign_figure", "smollm_runs", "stdev", "style", "table",
-    "tempfile", "third_batch", "third_update", "torch", "train_at", "train_masked",
-    "train_with", "transcript_figure",
+    "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels",
+    "charges", "checks", "data_dir", "demo", "display", "early_rewards", "fate", "first_under",
+    "fmean", "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs",
+    "load_policy", "losses", "median", "open_planet", "pd", "random", "recorded", "replay",
+    "roll_out", "seed_digits", "seed_dots", "show", "sign_figure", "smollm_runs", "stdev",
+    "style", "table", "tempfile", "third_batch", "third_update", "torch", "train_at",
+    "train_masked", "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -69,7 +69,7 @@ GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 SMOLLM_COLOUR = {"GRPO, 3e-4": GRPO_COLOUR, "GRPO + LLDS, 3e-4": LLDS_COLOUR}
-SMOLLM_COLOUR |= {"GRPO limited, 3e-4": COLOURS[6], "GRPO, 2e-4": "0.45"}
+SMOLLM_COLOUR |= {"GRPO matched, 3e-4": COLOURS[6], "GRPO, 2e-4": "0.45"}
 SMOLLM_COLOUR |= {"GRPO, 1e-4": COOLER_COLOUR, "GRPO + LLDS, 1e-4": COLOURS[3]}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
@@ -144,7 +144,7 @@ def transcript_figure(
 def smollm_runs() -> dict[str, list[Run]]:
     """SmolLM2's recorded runs of 60 batches by the names of `SMOLLM_COLOUR`, each arm by seed.
 
-    Seeds 0 to 2 ran on a processor, 3 to 8 on a graphics card; LLDS keeps rows of A >= 0. "Limited"
+    Seeds 0 to 2 ran on a processor, 3 to 8 on a graphics card; LLDS keeps rows of A >= 0. "Matched"
     is GRPO whose updates move no further than those of LLDS's run of its seed. Not every arm has
     every seed.
     """
@@ -152,8 +152,8 @@ def smollm_runs() -> dict[str, list[Run]]:
     for folder in ("smollm2_two_hops", "smollm2_card", "smollm2_moves"):
         for path in sorted((data_dir() / "atlas" / folder).iterdir()):
             config = (run := Run(path)).config
-            limited = " limited" * path.name.startswith("matched")
-            remedy = " + LLDS" if config["loss"]["llds_coef"] else limited
+            matched = " matched" * path.name.startswith("matched")
+            remedy = " + LLDS" if config["loss"]["llds_coef"] else matched
             if config["loss"]["llds_preserve"] == "nonnegative" or remedy != " + LLDS":
                 arms[f"GRPO{remedy}, {1e4 * config['lr']:g}e-4"].append(run)
     return arms
@@ -166,6 +166,16 @@ def last_five(run: Run) -> float:
     """
     reward = run.column("reward/mean")
     return sum(reward[55:60] if max(reward[-3:]) < 0.02 else reward[:60][-5:]) / 5
+
+
+def fate(run: Run) -> str:
+    """How a run of `smollm_runs` ended: "died", "fell" or "lived".
+
+    Died: the last five batches earn under .3 of the best five in a row. Fell: .1 or more less.
+    """
+    five = pd.Series(run.column("reward/mean")).rolling(5).mean()
+    best, last = five.max(), five.iloc[-1]
+    return "died" if last < 0.3 * best else "fell" if last <= best - 0.1 else "lived"
 
 
 SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # width, shade
@@ -324,13 +334,11 @@ def limited_runs() -> pd.DataFrame:
     """Batches of the runs at the hot rate whose updates are limited, and of those beside them.
 
     `arm` is "grpo" or "llds", which are not limited, "matched", "capped" or "brake"; `seed` is 0,
-    1 or 2. The metrics have a column each.
+    1 or 2. All arms of a seed meet the same questions. The metrics have a column each.
     """
     rows = pd.read_json(data_dir() / "atlas/smaller_step.jsonl.gz", lines=True)
     named = rows.run.str.extract(r"arm=(?P<arm>\w+),seed=(?P<seed>\d)")
-    runs = [(seed, run.frame.reset_index()) for seed, run in enumerate(recorded("grpo")[:3])]
-    plain = [frame.assign(arm="grpo", seed=seed) for seed, frame in runs]
-    return pd.concat([rows.assign(arm=named.arm, seed=named.seed.astype(int)), *plain])
+    return rows.assign(arm=named.arm.replace("plain", "grpo"), seed=named.seed.astype(int))
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import pandas as pd
 from helpers import script
 
-from lldlib.course import last_five, smollm_runs
+from lldlib.course import fate, last_five, smollm_runs
 from lldlib.files import read_jsonl
 from lldlib.runs.folder import Run
 from lldlib.runs.phases import find_collapse
@@ -135,6 +135,9 @@ def test_a_pretrained_model_rose_and_died():
     told = "GRPO died on {} of 9 seeds, and fell by .1 or more on {} others".format(*fates(grpo))
     assert told + "; with LLDS it died on {} and fell on {}.".format(*fates(llds)) in README
     assert "GRPO at 1e-4 (died on {}, fell on {})".format(*fates(cooler)) in README
+    for runs in arms.values():
+        counted = [[fate(run) for run in runs].count(name) for name in ("died", "fell")]
+        assert counted == [*fates(runs)]
     lost = []
     for run in grpo:
         rewards, change = (run.column(k) for k in ("reward/mean", smollm2.COST))
@@ -155,8 +158,8 @@ def test_limited_moves_do_what_llds_does():
     """SmolLM2, the twelfth rule: GRPO that may move no further than the LLDS run of its seed."""
     smollm2 = script("atlas/smollm2.py")
     noted = smollm2.noted()
-    limited, llds = noted["GRPO limited, 3e-4"], noted[smollm2.LLDS]
-    assert '("limited") ends above LLDS on [three of three seeds]' in README
+    limited, llds = noted["GRPO matched, 3e-4"], noted[smollm2.LLDS]
+    assert '("matched") ends above LLDS on [each of them]' in README
     assert not any(map(smollm2.is_dead, limited)) and not any(map(smollm2.has_fallen, limited))
     for one, other in zip(limited, llds, strict=True):
         assert one.config["seed"] == other.config["seed"]

@@ -216,7 +216,7 @@ def draw_ends() -> None:
     left, right = figure.subplots(2, 1)
     title = "reward, batches 55 to 59"
     seed_digits(style(left, "", ""), smollm_runs(), lambda run: ends(run)[0]).set_title(title)
-    title = "held out, sampled, after 60 batches (limited: after 40)"
+    title = "held out, sampled, after 60 batches (matched: after 40)"
     seed_digits(style(right, "", ""), smollm_runs(), last_exam).set_title(title)
     save(figure, HERE / "smollm2_ends.png")
 
