@@ -3,8 +3,9 @@
 Prints the tables of smollm2.md from the runs in the folders smollm2, from the start that never
 answers at two hops; smollm2_two_hops, from the one that does at times; smollm2_card, from the
 latter's made again on a graphics card; smollm2_moves, the twelfth rule's other arms, from the
-same; and smollm2_long, those that went on after 60 batches. A run that was ended by the rule,
-after three batches in a row under OVER, has a reward of 0 in the batches that it was not given.
+same; smollm2_long, those that went on after 60 batches; and from smollm2_capped.jsonl. A run that
+was ended by the rule, after three batches in a row under OVER, has a reward of 0 in the batches
+that it was not given.
 Draws smollm2.png and smollm2_ends.png.
 """
 
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from lldlib.course import arm_panels, first_under, last_five, seed_digits, smollm_runs
-from lldlib.files import markdown_table
+from lldlib.files import markdown_table, read_jsonl
 from lldlib.runs.folder import Run
 from lldlib.show.style import save, style
 
@@ -158,6 +159,19 @@ def moves() -> None:
     print(f"\n{markdown_table([*head, 'three after it', 'change'], jumps)}")
 
 
+def capped() -> None:
+    """The thirteenth rule's runs beside the recorded ones, from batch 45 on."""
+    rows = [row for _, row in read_jsonl(HERE / "smollm2_capped.jsonl")]
+    print("\ncapped, then recorded: seed, rewards from batch 45 on, last five, of the best five")
+    for run in smollm_runs()[GRPO][:2]:
+        seed, best = run.config["seed"], max(windows(rewards(run)))
+        for own in ([r for r in rows if r["seed"] == seed], run.metrics[45:]):
+            found = [row["reward/mean"] for row in own]
+            told = " ".join(f"{v:.2f}" for v in found)
+            last = fmean(found[-5:])
+            print(seed, told, f"{last:.2f} {last / best:.2f}")
+
+
 def interval(first: str, second: str) -> None:
     """The second minus the first, reward of batches 55 to 59, with Student's t over the seeds."""
     arms = smollm_runs()
@@ -233,6 +247,7 @@ def main() -> None:
     for one in (GRPO, COOLER):
         interval(one, LLDS)
     moves()
+    capped()
     alarm()
 
 
