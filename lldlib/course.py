@@ -69,7 +69,7 @@ GRPO_COLOUR, LLDS_COLOUR, COOLER_COLOUR = COLOURS[:3]
 ARMS = {"grpo": "GRPO", "llds": "GRPO + LLDS", "cooler": "GRPO, cooler"}
 COLOUR = dict(zip(ARMS, COLOURS, strict=False))
 SMOLLM_COLOUR = {"GRPO, 3e-4": GRPO_COLOUR, "GRPO + LLDS, 3e-4": LLDS_COLOUR}
-SMOLLM_COLOUR |= {"GRPO matched, 3e-4": COLOURS[6], "GRPO, 2e-4": "0.45"}
+SMOLLM_COLOUR |= {"GRPO matched, 3e-4": "#882255", "GRPO, 2e-4": "0.45"}
 SMOLLM_COLOUR |= {"GRPO, 1e-4": COOLER_COLOUR, "GRPO + LLDS, 1e-4": COLOURS[3]}
 FOLDERS = {"grpo": "grpo", "llds": "llds", "cooler": "grpo_best_rate"}  # of the recorded runs
 
