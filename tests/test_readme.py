@@ -171,6 +171,25 @@ def test_limited_moves_do_what_llds_does():
     assert gap < 0
 
 
+def test_shorter_moves_where_searches_miss():
+    """The sixth and seventh rules of uncertain.md: ends at 4e-4, and the limited run for long."""
+    gathered, ends = script("atlas/collect.py").gathered, defaultdict(list)
+    for given, rows in gathered("limits.jsonl.gz"):
+        if len(rows) == 200:
+            ten = pd.Series([row["reward/mean"] for row in rows]).rolling(10).mean()
+            fall = f"{(ten.cummax() - ten).max():.2f}"[1:]
+            told = f"GRPO at 2e-4 with a limit of .01 on each update: {fall}, in one run"
+            assert given["lr"] == "0.0002" and told in README
+        ends[given.get("arm")].append([row[SCORE] for row in rows if SCORE in row][-2:])
+    for given, rows in gathered("uncertain.jsonl.gz"):
+        setting = given["method"], given["lr"], given.get("misses"), given.get("exam_half")
+        if setting == ("grpo", "0.0004", "0.35", None) and given["seed"] in "012":
+            ends["grpo"].append([row[SCORE] for row in rows if SCORE in row][-2:])
+    mean = {arm: f"{fmean(map(fmean, ends[arm])):.2f}"[1:] for arm in ("llds", "matched", "grpo")}
+    assert [len(ends[arm]) for arm in mean] == [3, 3, 3]
+    assert "three seeds: LLDS {llds}, matched {matched}, GRPO {grpo}".format(**mean) in README
+
+
 def test_the_world_of_sparks():
     tables = script("sparks/tables.py")
     ends = tables.ends(tables.read("runs.jsonl.gz"))

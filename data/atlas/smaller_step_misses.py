@@ -1,24 +1,52 @@
 """LLDS's own moves where searches miss: python data/atlas/smaller_step_misses.py FOLDER ARM SEED
 
 The seventh rule of uncertain.md. ARM is llds, matched or plain, as in smaller_step.py; matched
-needs llds of its seed. Writes run folders.
+needs llds of its seed. Writes run folders, which data/atlas/collect.py gathers into
+limits.jsonl.gz. Without arguments it prints the table of those runs and of the sixth rule's.
 """
 
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import torch
+from collect import gathered
 from smaller_step import KINDS, MOVES
 
+from lldlib.files import markdown_table
 from lldlib.recipes import train_config
 from lldlib.train.run import TrainingRun
 
 RATE, MISSES, WEIGHT = 4e-4, 0.35, 0.2
 
 
+EXAMS = ("eval/heldout_em", "eval/heldout_em_greedy", "eval/missing_em")
+
+
+def print_table() -> None:
+    """Ends (means of the last two evaluations), moves of an update, share of a step kept."""
+    table = []
+    for given, rows in gathered("limits.jsonl.gz"):
+        arm = given.get("arm", "limited")
+        rate, misses = given.get("lr", f"{RATE:g}"), given.get("misses", "0")
+        exams = [[row[key] for row in rows if key in row][-2:] for key in EXAMS]
+        kind = "update" if arm == "limited" else "control"
+        share = "kept" if arm == "limited" else "share"
+        moves = [row[f"{kind}/move"] for row in rows]
+        cells = [arm, rate, misses, given["seed"], str(len(rows))]
+        cells += [f"{fmean(exam):.2f}" if exam else "" for exam in exams]
+        cells += [f"{fmean(moves):.4f}", f"{max(moves):.3f}"]
+        table.append([*cells, f"{fmean(row[f'{kind}/{share}'] for row in rows):.2f}"])
+    head = ["arm", "rate", "misses", "seed", "batches", "end", "greedy", "searches miss"]
+    print(markdown_table([*head, "mean move", "largest of a batch", "kept"], table))
+
+
 def main() -> None:
-    """One run."""
+    """One run, or the table."""
+    if len(sys.argv) == 1:
+        print_table()
+        return
     torch.set_num_threads(1)
     folder, arm, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     method = "llds" if arm == "llds" else "grpo"
