@@ -47,8 +47,8 @@ def test_a_short_update_is_left_alone():
     assert float(weight) == 3.0 and move == pytest.approx(0.2) and kept == 1.0
 
 
-def test_a_cliff_is_searched_in_tenths():
-    """A move of 1 beyond a step of 1.5: each time at least a tenth is taken off."""
+def test_a_cliff_is_approached_in_small_steps():
+    """A move of .6 beyond a step of 1.5, .1 up to it: a little is taken off, three times."""
     weight, (move, kept) = jumped(lambda x: 0.6 if x > 1.5 else 0.1)
     ratio = min(0.9, (0.5 / 0.6) ** 0.5)
     assert kept == pytest.approx(ratio**3) and move == 0.1

@@ -167,6 +167,14 @@ def test_limited_moves_do_what_llds_does():
         assert fmean(one.column("reward/mean")[last]) > fmean(other.column("reward/mean")[last])
         lost = [value < 0 for value in one.column(smollm2.COST)[10:] if value is not None]
         assert fmean(lost) > 0.5
+    assert "put on at batch 45, carried [two runs past their deaths]" in README
+    rows = [row for _, row in read_jsonl(ATLAS / "smollm2_capped.jsonl")]
+    for recorded in smollm_runs()[smollm2.GRPO][:2]:
+        own = [row for row in rows if row["seed"] == recorded.config["seed"]]
+        assert own[0]["step"] == 45 and len(own) == 20 and smollm2.is_dead(recorded)
+        assert own[0]["reward/mean"] == recorded.column("reward/mean")[45]
+        best = max(smollm2.windows(smollm2.rewards(recorded)))
+        assert fmean(row["reward/mean"] for row in own[-5:]) >= 0.8 * best
     gap = fmean(map(last_five, noted["GRPO, 2e-4"])) - fmean(map(last_five, noted[smollm2.COOLER]))
     assert gap < 0
 

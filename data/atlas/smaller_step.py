@@ -41,7 +41,7 @@ from lldlib.types import Episode
 BATCHES, EVERY, SEEDS = 40, 5, (0, 1, 2)
 MOVES = "moves.json"  # of every update
 ARMS = {"llds": "llds", "matched": "grpo", "brake": "llds", "capped": "grpo"}  # methods
-ARMS |= {"plain": "grpo"}
+ARMS["plain"] = "grpo"
 LIKELIER = "displacement/mixed_token"  # missing where no group is mixed
 CAP = 0.01  # about the median move of an update of llds, over the three seeds
 ENOUGH, TRIES = 1.02, 8  # share of the allowed move that is near enough; shortenings at most
@@ -149,7 +149,7 @@ class Brake(Watched):
 
 
 KINDS = {"llds": Watched, "matched": Matched, "brake": Brake, "capped": Capped}
-KINDS |= {"plain": Watched}
+KINDS["plain"] = Watched
 
 
 def config_of(arm: str, seed: int) -> TrainConfig:
@@ -163,8 +163,14 @@ def named(arm: str, seed: int) -> str:
     return f"method={ARMS[arm]},arm={arm},seed={seed}"
 
 
-def train(folder: Path, arm: str, seed: int) -> None:
-    """One run, unless it is there already."""
+def train(
+    folder: Path,
+    arm: str,
+    seed: int,
+    config_of: Callable[[str, int], TrainConfig] = config_of,
+    named: Callable[[str, int], str] = named,
+) -> None:
+    """One run by its arm's settings and name, unless it is there already."""
     out = folder / named(arm, seed)
     if (out / MOVES).exists():
         return
@@ -173,7 +179,7 @@ def train(folder: Path, arm: str, seed: int) -> None:
     if arm == "matched":
         trainer.allowed = json.loads((folder / named("llds", seed) / MOVES).read_text())
     run.trainer = trainer
-    while run.next_batch < BATCHES:
+    while run.next_batch < run.config.steps:
         run.step()
     run.writer.close()
     (out / MOVES).write_text(json.dumps(trainer.moves))

@@ -5,22 +5,19 @@ needs llds of its seed. Writes run folders, which data/atlas/collect.py gathers 
 limits.jsonl.gz. Without arguments it prints the table of those runs and of the sixth rule's.
 """
 
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
 
 import torch
 from collect import gathered
-from smaller_step import KINDS, MOVES
+from smaller_step import ARMS, BATCHES, train
 
+from lldlib.config import TrainConfig
 from lldlib.files import markdown_table
 from lldlib.recipes import train_config
-from lldlib.train.run import TrainingRun
 
 RATE, MISSES, WEIGHT = 4e-4, 0.35, 0.2
-
-
 EXAMS = ("eval/heldout_em", "eval/heldout_em_greedy", "eval/missing_em")
 
 
@@ -42,28 +39,25 @@ def print_table() -> None:
     print(markdown_table([*head, "mean move", "largest of a batch", "kept"], table))
 
 
+def config_of(arm: str, seed: int) -> TrainConfig:
+    """The seventh rule's setting."""
+    given = {"lr": RATE, "misses": MISSES, "eval_every": 5, "probe_every": 0}
+    given |= {"llds_coef": WEIGHT} if arm == "llds" else {}
+    return train_config(ARMS[arm], seed, "half_taught", checkpoint_every=0, steps=BATCHES, **given)
+
+
+def named(arm: str, seed: int) -> str:
+    """The folder's name, which `gathered` reads."""
+    return f"method={ARMS[arm]},arm={arm},misses={MISSES},seed={seed}"
+
+
 def main() -> None:
     """One run, or the table."""
     if len(sys.argv) == 1:
         print_table()
         return
     torch.set_num_threads(1)
-    folder, arm, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    method = "llds" if arm == "llds" else "grpo"
-    given = {"lr": RATE, "misses": MISSES, "eval_every": 5, "probe_every": 0}
-    given |= {"llds_coef": WEIGHT} if arm == "llds" else {}
-    config = train_config(method, seed, "half_taught", checkpoint_every=0, steps=40, **given)
-    out = folder / f"method={method},arm={arm},misses={MISSES},seed={seed}"
-    run = TrainingRun(config, out)
-    trainer = KINDS[arm](run.config, run.setting.policy, run.setting.environment)
-    if arm == "matched":
-        partner = folder / f"method=llds,arm=llds,misses={MISSES},seed={seed}"
-        trainer.allowed = json.loads((partner / MOVES).read_text())
-    run.trainer = trainer
-    while run.next_batch < config.steps:
-        run.step()
-    run.writer.close()
-    (out / MOVES).write_text(json.dumps(trainer.moves))
+    train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), config_of, named)
 
 
 if __name__ == "__main__":

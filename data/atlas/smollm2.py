@@ -5,8 +5,7 @@ answers at two hops; smollm2_two_hops, from the one that does at times; smollm2_
 latter's made again on a graphics card; smollm2_moves, the twelfth rule's other arms, from the
 same; smollm2_long, those that went on after 60 batches; and from smollm2_capped.jsonl. A run that
 was ended by the rule, after three batches in a row under OVER, has a reward of 0 in the batches
-that it was not given.
-Draws smollm2.png and smollm2_ends.png.
+that it was not given. Draws smollm2.png and smollm2_ends.png.
 """
 
 from functools import partial
