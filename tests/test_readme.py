@@ -129,15 +129,13 @@ def test_a_pretrained_model_rose_and_died():
     assert seeds == [list(range(9))] * 3
 
     def fates(runs):
-        dead = [run for run in runs if smollm2.is_dead(run)]
-        return len(dead), sum(run not in dead and smollm2.has_fallen(run) for run in runs)
+        found = [fate(run) for run in runs]
+        assert [name == "died" for name in found] == [*map(smollm2.is_dead, runs)]
+        return found.count("died"), found.count("fell")
 
     told = "GRPO died on {} of 9 seeds, and fell by .1 or more on {} others".format(*fates(grpo))
     assert told + "; with LLDS it died on {} and fell on {}.".format(*fates(llds)) in README
     assert "GRPO at 1e-4 (died on {}, fell on {})".format(*fates(cooler)) in README
-    for runs in arms.values():
-        counted = [[fate(run) for run in runs].count(name) for name in ("died", "fell")]
-        assert counted == [*fates(runs)]
     lost = []
     for run in grpo:
         rewards, change = (run.column(k) for k in ("reward/mean", smollm2.COST))
@@ -160,7 +158,7 @@ def test_limited_moves_do_what_llds_does():
     noted = smollm2.noted()
     limited, llds = noted["GRPO matched, 3e-4"], noted[smollm2.LLDS]
     assert '("matched") ends above LLDS on [each of them]' in README
-    assert not any(map(smollm2.is_dead, limited)) and not any(map(smollm2.has_fallen, limited))
+    assert [fate(run) for run in limited] == ["lived"] * 3
     for one, other in zip(limited, llds, strict=True):
         assert one.config["seed"] == other.config["seed"]
         last = slice(len(one.metrics) - 5, len(one.metrics))

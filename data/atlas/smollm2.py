@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from lldlib.course import arm_panels, first_under, last_five, seed_digits, smollm_runs
+from lldlib.course import arm_panels, fate, first_under, last_five, seed_digits, smollm_runs
 from lldlib.files import markdown_table, read_jsonl
 from lldlib.runs.folder import Run
 from lldlib.show.style import save, style
@@ -64,12 +64,6 @@ def is_dead(run: Run) -> bool:
     """Whether the last five batches earn under FALLEN of the best five before."""
     means = windows(rewards(run))
     return means[-1] < FALLEN * max(means)
-
-
-def has_fallen(run: Run) -> bool:
-    """Whether the last five batches earn less than the best five before, by .1 or more."""
-    means = windows(rewards(run))
-    return means[-1] <= max(means) - 0.1
 
 
 def present(run: Run, key: str) -> list[float]:
@@ -141,8 +135,7 @@ def moves() -> None:
             last, moved, cost = shared[seed], run.column(MOVE), run.column(COST)
             lost = sum(v is not None and v < 0 for v in cost[10:]), len(cost) - 10
             cell = [name, str(seed), str(len(reward)), f"{fmean(reward[last - 5 : last]):.2f}"]
-            fate = "dead" if is_dead(run) else "fallen" if has_fallen(run) else "-"
-            cell += [fate, f"{median(moved[10:]):.4f}", f"{max(moved):.3f}"]
+            cell += [fate(run), f"{median(moved[10:]):.4f}", f"{max(moved):.3f}"]
             cell += [f"{fmean(run.column('update/kept')):.2f}", "{} of {}".format(*lost)]
             cell += [f"{run.column('policy/entropy')[-1]:.2f}", *cells(run)[-2:]]
             rows.append(cell)
