@@ -1,6 +1,7 @@
 """How one number of a token becomes a colour."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from matplotlib import cm, colormaps
 from matplotlib.colors import Normalize, to_hex, to_rgb
@@ -51,11 +52,17 @@ PROTECTION = Colouring(
 COLOURINGS = (LOGP, CHANGE, GATE, PROTECTION)
 
 
+@cache
+def _kept_scale(by: Colouring) -> cm.ScalarMappable:
+    """One scale for every token: matplotlib fills its table of colours at the first use."""
+    return by.scale
+
+
 def paint(token: TokenInfo, by: Colouring) -> tuple[str, str]:
     """Background and ink of a token, as hex; white where it has no such number."""
     value = getattr(token, by.number, None)  # a kind of token may lack it
     if value is None:
         return NONE, "#000000"
-    face = (YES if value else NO) if by.ends is None else to_hex(by.scale.to_rgba(value))
+    face = (YES if value else NO) if by.ends is None else to_hex(_kept_scale(by).to_rgba(value))
     red, green, blue = to_rgb(face)
     return face, "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#FFFFFF"
