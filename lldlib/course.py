@@ -54,13 +54,13 @@ from lldlib.types import TokenInfo
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
-    "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels",
-    "charges", "checks", "data_dir", "demo", "display", "early_rewards", "fate", "first_under",
-    "fmean", "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs",
-    "load_policy", "losses", "median", "open_planet", "pd", "random", "recorded", "replay",
-    "roll_out", "seed_digits", "seed_dots", "show", "sign_figure", "smollm_runs", "stdev",
-    "style", "table", "tempfile", "third_batch", "third_update", "torch", "train_at",
-    "train_masked", "train_with", "transcript_figure",
+    "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges",
+    "checks", "data_dir", "demo", "display", "early_rewards", "fate", "first_under", "fmean",
+    "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs", "load_policy",
+    "losses", "median", "open_planet", "pd", "random", "recorded", "replay", "rings_at",
+    "roll_out", "seed_digits", "seed_dots", "show", "sign_figure", "smollm_runs", "stdev", "style",
+    "table", "tempfile", "third_batch", "third_update", "torch", "train_at", "train_masked",
+    "train_with", "transcript_figure",
 ]  # fmt: skip
 
 checks: ModuleType  # the graders of the exercises: see `__getattr__`
@@ -295,6 +295,12 @@ def first_under(values: pd.Series, limit: float) -> float:
     """The first batch, from 2 on, whose value is under the limit; nan where none is."""
     under = values.iloc[2:] < limit
     return float(under[under].index.min())
+
+
+def rings_at(run: Run, limit: float, window: int) -> float:
+    """The first batch at which notebook 7's alarm on the reward rings; nan where it never does."""
+    mean = pd.Series(run.column("reward/mean")).rolling(window, min_periods=1).mean()
+    return first_under(mean / mean.cummax(), limit)
 
 
 def sign_figure(signs: Mapping[str, tuple[str, Callable, float, str]]) -> Figure:

@@ -1,0 +1,75 @@
+"""Do falls in the first five batches say who sinks? python data/atlas/first_falls.py
+
+Prints the table of signs.md's "The first five batches". "Area" is the share of pairs, one run that
+sinks and one that lives, in which the first has the deeper fall (the further move, the lower
+reward): .5 says nothing, 1 sorts all.
+"""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from collect import gathered
+
+from lldlib.files import markdown_table
+
+FIRST, LINE = 5, -0.025  # batches; nats per token
+FALL, MOVE, REWARD = "displacement/correct_token", "control/move", "reward/mean"
+GROUPS = {  # files of gathered runs, and the rates that are read
+    "limited updates, of which the line comes": ("smaller_step.jsonl.gz", None),
+    "other changes of GRPO and LLDS": ("other_steps.jsonl.gz", None),
+    "methods, 6e-4": ("methods.jsonl.gz", 6e-4),
+    "methods, 1e-3": ("methods.jsonl.gz", 1e-3),
+    "later runs, 1e-3": ("later.jsonl.gz", 1e-3),
+    "later runs, 2e-3": ("later.jsonl.gz", 2e-3),
+    "search for the hot rate, 1e-3": ("search.jsonl.gz", 1e-3),
+    "methods, 2e-4 and 4e-4": ("methods.jsonl.gz", 2e-4, 4e-4),
+    "new runs": ("rivals.jsonl.gz", 6e-4, 8e-4, 1e-3),
+}
+Run = tuple[dict[str, float], bool]  # what its first batches say (higher is worse), did it sink
+
+
+def told(rows: Sequence[dict]) -> Run | None:
+    """One run of at least 40 batches; None where it was not measured."""
+    first = rows[:FIRST]
+    means = {
+        key: fmean(some)
+        for key in (FALL, MOVE, REWARD)
+        if (some := [row[key] for row in first if row.get(key) is not None])
+    }
+    if len(rows) < 40 or FALL not in means:
+        return None
+    sank = fmean(r[REWARD] for r in rows[35:40]) < fmean(r[REWARD] for r in rows[:5])
+    return {key: value if key == MOVE else -value for key, value in means.items()}, sank
+
+
+def area(runs: Iterable[Run], key: str) -> str:
+    """The share of pairs in which the run that sinks is the worse one; ties count half."""
+    sank, lived = [], []
+    for values, sinks in runs:
+        if key in values:
+            (sank if sinks else lived).append(values[key])
+    pairs = [(a > b) + (a == b) / 2 for a in sank for b in lived]
+    return f"{fmean(pairs):.2f}" if pairs else "-"
+
+
+def main() -> None:
+    """Print the table."""
+    rows = []
+    for group, (name, *rates) in GROUPS.items():
+        rates = [rate for rate in rates if rate]
+        runs = [
+            run
+            for given, batches in gathered(name)
+            if (not rates or float(given["lr"]) in rates) and (run := told(batches))
+        ]
+        under = [sinks for values, sinks in runs if -values[FALL] < LINE]
+        over = [sinks for values, sinks in runs if -values[FALL] >= LINE]
+        counts = (f"{sum(some)} of {len(some)}" for some in (under, over))
+        areas = (area(runs, key) for key in (FALL, MOVE, REWARD))
+        rows.append([group, str(len(runs)), *counts, *areas])
+    heads = ("runs", "number", "sank: fall over .025", "the others", "area: fall", "move", "reward")
+    print(markdown_table(heads, rows))
+
+
+if __name__ == "__main__":
+    main()
