@@ -337,13 +337,15 @@ def sign_figure(signs: Mapping[str, tuple[str, Callable, float, str]]) -> Figure
 
 
 def limited_runs() -> pd.DataFrame:
-    """Batches of the runs at the hot rate whose updates are limited, and of those beside them.
+    """Batches of 42 runs at the hot rate: updates that are limited, and what stands beside them.
 
-    `arm` is "grpo" or "llds", which are not limited, "matched", "capped" or "brake"; `seed` is 0,
-    1 or 2. All arms of a seed meet the same questions. The metrics have a column each.
+    `arm` is "grpo" or "llds", which are not limited, "matched", "capped" or "brake", or one of nine
+    other changes of GRPO and of LLDS; `seed` is 0, 1 or 2. All arms of a seed meet the same
+    questions. The metrics have a column each.
     """
-    rows = pd.read_json(data_dir() / "atlas/smaller_step.jsonl.gz", lines=True)
-    named = rows.run.str.extract(r"arm=(?P<arm>\w+),seed=(?P<seed>\d)")
+    files = ("smaller_step.jsonl.gz", "other_steps.jsonl.gz")
+    rows = pd.concat([pd.read_json(data_dir() / "atlas" / f, lines=True) for f in files])
+    named = rows.run.str.extract(r"arm=(?P<arm>[^,]+),seed=(?P<seed>\d)")
     return rows.assign(arm=named.arm.replace("plain", "grpo"), seed=named.seed.astype(int))
 
 

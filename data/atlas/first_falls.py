@@ -12,10 +12,10 @@ from collect import gathered
 
 from lldlib.files import markdown_table
 
-FIRST, LINE = 5, -0.025  # batches; nats per token
+FIRST, LINE = 5, -0.025  # batches; nats per token: of the rule
 FALL, MOVE, REWARD = "displacement/correct_token", "control/move", "reward/mean"
 GROUPS = {  # files of gathered runs, and the rates that are read
-    "limited updates, of which the line comes": ("smaller_step.jsonl.gz", None),
+    "limited updates, and beside them": ("smaller_step.jsonl.gz", None),
     "other changes of GRPO and LLDS": ("other_steps.jsonl.gz", None),
     "methods, 6e-4": ("methods.jsonl.gz", 6e-4),
     "methods, 1e-3": ("methods.jsonl.gz", 1e-3),
@@ -62,12 +62,28 @@ def main() -> None:
             for given, batches in gathered(name)
             if (not rates or float(given["lr"]) in rates) and (run := told(batches))
         ]
-        under = [sinks for values, sinks in runs if -values[FALL] < LINE]
-        over = [sinks for values, sinks in runs if -values[FALL] >= LINE]
-        counts = (f"{sum(some)} of {len(some)}" for some in (under, over))
+        places = [-values[FALL] for values, _ in runs]
+        sides = [
+            [at < LINE for at in places],
+            [at < 0 for at in places],
+            [at >= 0 for at in places],
+        ]
+        some = [
+            [sinks for (_, sinks), in_it in zip(runs, side, strict=True) if in_it] for side in sides
+        ]
+        counts = (f"{sum(sunk)} of {len(sunk)}" for sunk in some)
         areas = (area(runs, key) for key in (FALL, MOVE, REWARD))
         rows.append([group, str(len(runs)), *counts, *areas])
-    heads = ("runs", "number", "sank: fall over .025", "the others", "area: fall", "move", "reward")
+    heads = (
+        "runs",
+        "number",
+        "lost over .025: sank",
+        "lost: sank",
+        "gained: sank",
+        "area: fall",
+        "move",
+        "reward",
+    )
     print(markdown_table(heads, rows))
 
 
