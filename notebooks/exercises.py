@@ -206,20 +206,25 @@ def package_llds(new: Any, old: Any, A: Any, mask: Any) -> Any:
     return losses.aggregate(parts.penalty, parts.preserved, "token-mean")
 
 
-def check_spared_token(changes: Sequence[float] | None) -> Verdict:
-    """Changes of four tokens, two an action, of which one pays by the response gate alone."""
-    if changes is None:
-        return OPEN
-    if len(changes) != 4:
-        return Verdict("wrong", "Not yet: give four numbers.")
-    spared = [x for a in (changes[:2], changes[2:]) if sum(a) > 0 for x in a if x < 0]
-    if not spared:
-        told = "no token falls in an action that gained, so the action gate spares nobody"
-        return Verdict("wrong", f"Not yet: {told}.")
-    if sum(changes) >= 0:
-        told = "the whole answer gained, so the response gate is shut. Let the other one lose more"
-        return Verdict("wrong", f"Not yet: {told}.")
-    return Verdict("right", f"Right: the response gate charges {-sum(spared):g} more.")
+def check_good_change(change: Function) -> Verdict:
+    """`change(new, old, A, mask)`: the mean change of the agent's tokens in answers of A > 0."""
+    import torch
+
+    def found(changes: Sequence[Sequence[float]], A: Sequence[float], mask: object) -> float | None:
+        old = torch.full((len(changes), len(changes[0])), -1.0)
+        new = old + torch.tensor(changes)
+        value = change(new, old, torch.tensor(A), torch.tensor(mask, dtype=torch.bool))
+        return None if value is None else float(value)
+
+    both, unequal = [[-0.5, 0.2], [0.9, 0.4]], [[-0.6, 0.0, 0.0], [0.4, 0.4, 0.4]]
+    cases = [
+        (([[-0.5, 0.2]], [1.0], [[1, 1]]), -0.15, "It is new - old: (-0.5 + 0.2) / 2."),
+        (([[0.7, -0.5, 0.2]], [1.0], [[0, 1, 1]]), -0.15, "The first token is not the agent's."),
+        ((both, [1.0, -1.0], [[1, 1], [1, 1]]), -0.15, "Only the first answer is good."),
+        ((both, [1.0, 0.0], [[1, 1], [1, 1]]), -0.15, "A = 0 is not good either."),
+        ((unequal, [1.0, 0.5], [[1, 0, 0], [1, 1, 1]]), 0.15, "Every token counts alike: 0.6 / 4."),
+    ]
+    return grade(found, [Case(*case) for case in cases], digits=4)
 
 
 def check_payers(payers: str | None) -> Verdict:

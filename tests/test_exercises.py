@@ -68,6 +68,27 @@ def cut_off(new, old, A, mask):
     return checks.package_llds(new.detach(), old, A, mask)
 
 
+def good_change(new, old, A, mask):
+    return (new - old)[mask & (A > 0)[:, None]].mean()
+
+
+def of_all_authors(new, old, A, mask):
+    return (new - old)[A > 0].mean()
+
+
+def of_all_answers(new, old, A, mask):
+    return (new - old)[mask].mean()
+
+
+def of_undecided_too(new, old, A, mask):
+    return (new - old)[mask & (A >= 0)[:, None]].mean()
+
+
+def answer_by_answer(new, old, A, mask):
+    rows = ((new - old) * mask).sum(1) / mask.sum(1)
+    return rows[A > 0].mean()
+
+
 RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
 
 
@@ -98,10 +119,13 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_my_llds", without_a_floor, "wrong", "mind the divisor"),
         ("check_my_llds", cut_off, "wrong", "it has no gradient"),
         ("check_my_llds", checks.package_llds, "right", "all 5 cases"),
-        ("check_spared_token", [-0.5, 0.0, 1.0, -0.25], "wrong", "the response gate is shut"),
-        ("check_spared_token", [-0.5, 0.0, 0.5, 0.5], "wrong", "spares nobody"),
-        ("check_spared_token", [-0.5, 0.0, -1.0, 0.5], "wrong", "spares nobody"),
-        ("check_spared_token", [-2.0, 0.0, 1.0, -0.5], "right", "charges 0.5 more"),
+        ("check_good_change", lambda new, old, A, mask: None, "open", "Not filled in yet"),
+        ("check_good_change", lambda *given: -good_change(*given), "wrong", "It is new - old"),
+        ("check_good_change", of_all_authors, "wrong", "not the agent's"),
+        ("check_good_change", of_all_answers, "wrong", "Only the first answer"),
+        ("check_good_change", of_undecided_too, "wrong", "A = 0 is not good"),
+        ("check_good_change", answer_by_answer, "wrong", "Every token counts alike"),
+        ("check_good_change", good_change, "right", "all 5 cases"),
         ("check_payers", "acg", "wrong", "whose action gained"),
         ("check_payers", "aeg", "wrong", "no A > 0"),
         ("check_payers", "ab", "wrong", "that rose"),

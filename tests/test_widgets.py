@@ -2,20 +2,13 @@
 
 import re
 
-import pandas as pd
 import pytest
 import torch
 from test_explore import case
 
 from lldlib.doctor.live import uploaded
 from lldlib.show.tokens import TokenView
-from lldlib.show.widgets import (
-    ArmExplorer,
-    GateExplorer,
-    Measure,
-    ProxyExplorer,
-    arms_figure,
-)
+from lldlib.show.widgets import GateExplorer, ProxyExplorer
 from lldlib.types import TokenInfo
 
 PNG = b"\x89PNG"
@@ -76,44 +69,6 @@ def test_the_proxy_follows_the_threshold():
     explorer.case.value = "flat"
     assert explorer.values.kept.all() and explorer.values.kl == pytest.approx(0, abs=1e-6)
     assert bytes(explorer.picture.value).startswith(PNG)
-
-
-def recorded() -> pd.DataFrame:
-    """Two seeds of nine arms; each counts up, and is logged in every second batch alone."""
-    rows = [
-        {"run": f"r{arm}", "seed": seed, "step": step, "m": arm + seed + step if step % 2 else None}
-        for arm in range(9)
-        for seed in (0, 1)
-        for step in range(6)
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_arms_by_hand():
-    figure = arms_figure(recorded(), {"A": "r0", "B": "r4"}, Measure("m", "metre", 2))
-    curves, ends = figure.axes
-    bold = {line.get_label(): line for line in curves.lines if line.get_label() in "AB"}
-    assert bold["A"].get_xydata().tolist() == [[1, 1.5], [3, 3.5], [5, 5.5]]
-    # the last two of seed 0 are 3 and 5, of seed 1 4 and 6; then their mean
-    assert [float(line.get_ydata()[0]) for line in ends.lines] == [4, 5, 4.5, 8, 9, 8.5]
-    assert curves.get_yscale() == "linear" and curves.get_ylabel() == "metre"
-
-
-def test_the_reader_picks_arms_and_a_measure():
-    arms = {f"arm {n}": f"r{n}" for n in range(9)}
-    measures = [Measure("m", "linear", 2), Measure("m", "log", 1, log=True)]
-    explorer = ArmExplorer(recorded(), arms, measures, chosen=["arm 0"])
-    seen = [bytes(explorer.picture.value)]
-    explorer.arms["arm 3"].value = True
-    seen.append(bytes(explorer.picture.value))
-    explorer.measure.value = measures[1]
-    seen.append(bytes(explorer.picture.value))
-    assert len(set(seen)) == 3 and all(picture.startswith(PNG) for picture in seen)
-    for box in explorer.arms.values():
-        box.value = True
-    assert explorer.note.value == "Choose 1 to 7 arms."
-    explorer.arms["arm 8"].value = explorer.arms["arm 7"].value = False
-    assert explorer.note.value == "" and bytes(explorer.picture.value) not in seen
 
 
 def test_an_upload_reads_alike_in_both_ipywidgets():

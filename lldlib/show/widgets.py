@@ -1,4 +1,4 @@
-"""Widgets: LLDS's gates, Lp-Reg's proxy, arms of recorded runs, the spiral.
+"""Widgets: LLDS's gates, Lp-Reg's proxy, the spiral.
 
 A new widget goes here. Of each first the numbers, then the figure, then the widget: a widget does
 no maths, it shows what these functions return. (The live lab, which steers a run, is in `lab`.)
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import ipywidgets
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
@@ -22,7 +21,7 @@ from lldlib.runs.folder import Run
 from lldlib.runs.summary import value_text
 from lldlib.show.controls import choice, control, labelled, picture, png, row
 from lldlib.show.spiral import spiral_page
-from lldlib.show.style import BATCH, COLOURS, SMALL, TEXT, WIDTH, colours, style
+from lldlib.show.style import COLOURS, SMALL, TEXT, WIDTH, style
 from lldlib.show.tokens import YES
 
 TOP = 12  # tokens of a distribution that are drawn
@@ -260,83 +259,6 @@ class ProxyExplorer(ipywidgets.VBox):
         given = {"filtering": self.filtering.value, "threshold": self.threshold.value}
         self.values = proxy_values(self.cases[self.case.value], **given)
         self.picture.value = png(proxy_figure(self.words, self.values))
-
-
-# -- recorded arms --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A logged key and how it is drawn."""
-
-    key: str
-    label: str  # with its unit
-    last: int  # logged values whose mean is the end of a run
-    log: bool = False  # a logarithmic axis
-
-
-def arms_figure(frame: pd.DataFrame, arms: Mapping[str, str], measure: Measure) -> Figure:
-    """One measure of some arms: over the batches on the left, each seed's end on the right.
-
-    `frame` has a row a batch, with `run`, `seed` and `step`; `arms` maps a name to the `run` that
-    it stands for. Bold is the mean over seeds. Raises ValueError for more arms than colours.
-    """
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    curves, ends = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-    curves.set_yscale("log" if measure.log else "linear")
-    for place, (name, colour) in enumerate(colours(list(arms)).items()):
-        part = frame[frame["run"] == arms[name]].dropna(subset=[measure.key])
-        for _, own in part.groupby("seed"):
-            curves.plot(own["step"], own[measure.key], color=colour, alpha=0.3, linewidth=0.7)
-            ends.plot(place, own[measure.key].tail(measure.last).mean(), "o", color=colour, ms=5)
-        mean = part.groupby("step")[measure.key].mean()
-        curves.plot(mean.index, mean, color=colour, linewidth=2, label=name)
-        ends.plot(place, mean.tail(measure.last).mean(), "_", color="black", ms=16)
-    style(curves, BATCH, measure.label)
-    style(ends, f"end of each seed\n(mean of the last {measure.last})", "").set_xticks([])
-    ends.margins(x=0.3)
-    figure.legend(fontsize=SMALL, frameon=False, loc="outside lower center", ncols=2)
-    return figure
-
-
-class ArmExplorer(ipywidgets.VBox):
-    """Pick arms and a measure: curves over the batches, and where each seed ends.
-
-    `frame` and `arms` are those of `arms_figure`; `chosen` are the names that are drawn at first.
-    """
-
-    def __init__(
-        self,
-        frame: pd.DataFrame,
-        arms: Mapping[str, str],
-        measures: Sequence[Measure],
-        chosen: Sequence[str],
-    ):
-        self.frame, self.names = frame, dict(arms)
-        self.arms = {
-            name: control(ipywidgets.Checkbox, name, "draw this arm", 260, value=name in chosen)
-            for name in arms
-        }
-        options = [(measure.label, measure) for measure in measures]
-        self.measure = control(
-            ipywidgets.Dropdown, "measure", "what is drawn", 420, options=options
-        )
-        self.note, self.picture = (
-            ipywidgets.HTML(),
-            picture(460, "one measure of the chosen arms over the batches, and their ends"),
-        )
-        for part in (*self.arms.values(), self.measure):
-            part.observe(self._show, "value")
-        super().__init__([row(self.arms.values()), self.measure, self.note, self.picture])
-        self._show()
-
-    def _show(self, _change: object = None) -> None:
-        drawn = {name: self.names[name] for name, box in self.arms.items() if box.value}
-        if not 0 < len(drawn) <= len(COLOURS):
-            self.note.value = f"Choose 1 to {len(COLOURS)} arms."
-            return
-        self.note.value = ""
-        self.picture.value = png(arms_figure(self.frame, drawn, self.measure.value))
 
 
 # -- recorded runs --------------------------------------------------------------------------------
