@@ -7,7 +7,6 @@ What only some notebooks need is imported inside, so that the first picture come
 
 import importlib.util
 import io
-import math
 import os
 import random
 import sys
@@ -55,10 +54,10 @@ from lldlib.types import TokenInfo
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges",
-    "checks", "data_dir", "demo", "display", "early_rewards", "fate", "first_under", "fmean",
-    "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs", "load_policy",
-    "losses", "median", "open_planet", "pd", "random", "recorded", "replay", "rings_at",
-    "roll_out", "seed_digits", "seed_dots", "show", "sign_figure", "smollm_runs", "stdev", "style",
+    "checks", "data_dir", "demo", "display", "early_pairs", "early_rewards", "fate", "first_under",
+    "fmean", "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs",
+    "load_policy", "losses", "median", "open_planet", "pd", "random", "recorded", "replay",
+    "rings_at", "roll_out", "seed_digits", "seed_dots", "show", "smollm_runs", "stdev", "style",
     "table", "tempfile", "third_batch", "third_update", "torch", "train_at", "train_masked",
     "train_with", "transcript_figure",
 ]  # fmt: skip
@@ -303,37 +302,25 @@ def rings_at(run: Run, limit: float, window: int) -> float:
     return first_under(mean / mean.cummax(), limit)
 
 
-def sign_figure(signs: Mapping[str, tuple[str, Callable, float, str]]) -> Figure:
-    """The first batch with each sign in the recorded runs of `ARMS`: a row a sign, a dot a run.
+def early_pairs() -> pd.DataFrame:
+    """How well the first batches of 259 recorded runs tell who dies.
 
-    A sign is a metric, the curve that is made of it, the limit that it goes under, and a label. A
-    line joins a run's dots. The counts are of the GRPO runs, which die, and of the others.
+    A pair is two runs of one file and one rate, of which one died. A curve sorts it rightly if it
+    is lower in that run (ties count half). A line for each last batch that is read, from 2 on, with
+    the share of pairs that are sorted rightly: by the mean change of right answers so far, and by
+    the mean reward of the last two batches, less that of the first two.
     """
-    figure = Figure(figsize=(WIDTH, 0.9 + len(signs)), layout="constrained")
-    ax = style(figure.subplots(), "first batch with the sign", "")
-    counts = [[0, 0] for _ in signs]
-    alone = {arm: recorded(arm) for arm in ARMS}
-    for place, (arm, runs) in enumerate(alone.items()):
-        for seed, run in enumerate(runs):
-            first = [first_under(of(run.frame[key]), low) for key, of, low, _ in signs.values()]
-            rows = [row + 0.28 * (place - 1) + 0.024 * (seed - 4.5) for row in range(len(signs))]
-            ax.plot(first, rows, "o", color=COLOUR[arm], alpha=0.7, ms=4.5, label="_" * seed + arm)
-            ax.plot(first, rows, color=COLOUR[arm], alpha=0.7, lw=0.8, label="_")
-            for count, batch in zip(counts, first, strict=True):
-                count[arm != "grpo"] += math.isfinite(batch)
-    ax.set(ylim=(len(signs) - 0.5, -0.5))
-    ax.set_yticks(range(len(signs)), [label for *_, label in signs.values()])
-    beside = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": SMALL}
-    others = sum(map(len, alone.values())) - len(alone["grpo"])
-    for row, (dying, living) in enumerate(counts):
-        ax.text(
-            1.02, row - 0.18, f"{dying} of {len(alone['grpo'])} dying", color=GRPO_COLOUR, **beside
-        )
-        ax.text(1.02, row + 0.18, f"{living} of {others} living", color="0.3", **beside)
-    names = ["GRPO, hot", *list(ARMS.values())[1:]]
-    handles = [line for line in ax.lines if not line.get_label().startswith("_")]
-    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
-    return figure
+    rows = pd.read_csv(data_dir() / "atlas/first_falls.csv")
+    two = rows.pivot(index="batch", columns="run", values="reward").rolling(2).mean()
+    change = rows.pivot(index="batch", columns="run", values="change").expanding().mean()
+    about = rows[rows.batch == 0][["run", "row", "rate", "died"]]
+    dead, alive = about[about.died == 1], about[about.died == 0]
+    pairs = dead.merge(alive, on=["row", "rate"])
+    shares = {}
+    for name, curve in (("right answers", change), ("reward", two - two.loc[1])):
+        one, other = curve[pairs.run_x].to_numpy(), curve[pairs.run_y].to_numpy()
+        shares[name] = ((one < other) + (one == other) / 2).mean(axis=1)
+    return pd.DataFrame(shares, index=two.index).loc[2:]
 
 
 def limited_runs() -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """What the notebooks of the course import, and the loop that notebook 3 writes."""
 
 import csv
+import math
 import re
 from pathlib import Path
 
@@ -145,9 +146,36 @@ def test_an_update_of_the_third_batch_can_be_inspected():
     assert any(t.charge for t in written)
 
 
+def test_a_run_of_ones_own_has_the_rate_the_method_and_the_limit_that_were_asked_for(monkeypatch):
+    asked = []
+
+    def told(trainer):
+        asked.append(trainer.config)
+        return {"reward/mean": 0.5}, []
+
+    monkeypatch.setattr(Trainer, "step", told)
+    assert course.train_at(1e-3, batches=1).reward.tolist() == [0.5]
+    course.train_at(2e-3, llds=True, limit=0.01, batches=1)
+    found = [(one.lr, one.method, one.move_limit, one.seed) for one in asked]
+    assert found == [(1e-3, "grpo", 0.0, 20), (2e-3, "llds", 0.01, 20)]
+
+
 # -- the loop of notebook 3 ------------------------------------------------------------------------
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/03_train_it_yourself.ipynb"
+
+
+def test_the_alarm_to_take_home_is_that_of_notebook_7():
+    """Its `rings`, given the rewards so far, says at which batch `rings_at` rings."""
+    (path,) = NOTEBOOK.parent.glob("07_*.ipynb")
+    texts = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    (block,) = [x for x in re.findall(r"```python\n(.*?)```", texts, re.DOTALL) if "def rings" in x]
+    exec(block, names := {})
+    for run in [run for arm in course.ARMS for run in course.recorded(arm)]:
+        rewards = run.column("reward/mean")
+        hits = [t for t in range(len(rewards)) if names["rings"](rewards[: t + 1])]
+        at = course.rings_at(run, 0.36, 3)
+        assert hits[0] == at if hits else math.isnan(at)
 
 
 def solution(name: str) -> str:
@@ -180,14 +208,14 @@ def loop() -> dict:
     return losses_of(names)
 
 
-def test_the_loop_has_thirty_lines_and_llds_eight_more():
+def test_the_loop_has_thirty_lines_and_llds_ten_more():
     def lines(source: str) -> list[str]:
         return [x for x in source.splitlines() if x.strip() and not x.startswith(("from ", "#"))]
 
     *loop, helper = loop_cells()
     assert len(loop) == 3 and sum(len(lines(source)) for source in loop) <= 33
     helper = helper.split("\n\n\n")[0]  # without its example
-    assert len(lines(helper)) + len(lines(solution("my_llds"))) == 8
+    assert len(lines(helper)) + len(lines(solution("my_llds"))) == 10
 
 
 @pytest.mark.parametrize(("method", "loss"), [("grpo", "grpo"), ("llds", "grpo_llds")])

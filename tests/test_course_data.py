@@ -8,6 +8,7 @@ from statistics import fmean
 import pandas as pd
 import pytest
 
+from lldlib.course import early_pairs
 from lldlib.runs.folder import Run
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -55,6 +56,7 @@ def test_the_suspects_are_those_of_the_gathered_runs(script):
         ("map.csv", "map.py", "lines"),
         ("early.csv", "map.py", "early"),
         ("bells.csv", "alarm_later.py", "bells"),
+        ("first_falls.csv", "first_falls.py", "lines"),
     ],
 )
 def test_small_files_are_those_of_the_gathered_runs(script, file, by, made):
@@ -62,6 +64,21 @@ def test_small_files_are_those_of_the_gathered_runs(script, file, by, made):
         _, *lines = csv.reader(there)
     expected = getattr(script(f"atlas/{by}"), made)()
     assert lines == [[str(value) for value in line] for line in expected]
+
+
+def test_what_notebook_7_says_of_the_first_batches():
+    """Who lost likelihood in five batches, and who died; pairs sorted by the last batch read."""
+    runs = pd.read_csv(DATA / "atlas/first_falls.csv")
+    five = runs[runs.batch < 5].groupby("run").agg({"change": "mean", "died": "first"})
+    lost, gained = five[five.change < 0].died, five[five.change >= 0].died
+    counts = len(lost), lost.sum(), len(gained), gained.sum()
+    assert counts == (76, 65, 183, 17)
+    (path,) = (DATA.parent / "notebooks").glob("07_*.ipynb")
+    text = path.read_text(encoding="utf-8")
+    assert "| below 0 | 76 | 65 |" in text and "| 0 or above | 183 | 17 |" in text
+    shares = early_pairs().round(2)
+    assert shares["right answers"].tolist() == [0.72, 0.81, 0.86, 0.86, 0.9, 0.91, 0.91, 0.91, 0.9]
+    assert shares["reward"].tolist() == [0.48, 0.53, 0.61, 0.74, 0.83, 0.86, 0.89, 0.93, 0.93]
 
 
 def test_the_sparks_are_those_of_the_recorded_runs(script):

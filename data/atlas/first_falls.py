@@ -1,16 +1,25 @@
-"""Do falls in the first five batches say who sinks? python data/atlas/first_falls.py
+"""Do falls in the first five batches say who sinks? python data/atlas/first_falls.py [--write]
+
+With `--write` it writes first_falls.csv, from which notebook 7 draws how early a curve tells who
+dies: the first eleven batches of the runs below, without the new ones. A run has a number there,
+its file is its row, and `died` is 1 where the collapse rule says so.
 
 Prints the table of signs.md's "The first five batches". "Area" is the share of pairs, one run that
 sinks and one that lives, in which the first has the deeper fall (the further move, the lower
 reward): .5 says nothing, 1 sorts all.
 """
 
+import csv
+import sys
 from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
 from statistics import fmean
 
 from collect import gathered
 
 from lldlib.files import markdown_table
+from lldlib.runs.phases import find_collapse
 
 FIRST, LINE = 5, -0.025  # batches; nats per token: of the rule
 FALL, MOVE, REWARD = "displacement/correct_token", "control/move", "reward/mean"
@@ -25,6 +34,8 @@ GROUPS = {  # files of gathered runs, and the rates that are read
     "methods, 2e-4 and 4e-4": ("methods.jsonl.gz", 2e-4, 4e-4),
     "new runs": ("rivals.jsonl.gz", 6e-4, 8e-4, 1e-3),
 }
+DRAWN, HOT = 11, "0.001"  # batches of first_falls.csv; the rate where a run's name holds none
+COLUMNS = ("run", "row", "rate", "batch", "change", "reward", "died")
 Run = tuple[dict[str, float], bool]  # what its first batches say (higher is worse), did it sink
 
 
@@ -42,6 +53,30 @@ def told(rows: Sequence[dict]) -> Run | None:
     return {key: value if key == MOVE else -value for key, value in means.items()}, sank
 
 
+def of_group(group: str) -> list[tuple[dict[str, str], list[dict]]]:
+    """The settings and the batches of each run of one of `GROUPS`."""
+    name, *rates = GROUPS[group]
+    kept = [rate for rate in rates if rate]
+    return [run for run in gathered(name) if not kept or float(run[0]["lr"]) in kept]
+
+
+def lines() -> list[list[str]]:
+    """The lines of first_falls.csv; a change is empty where no answer was right."""
+    found, number = [], count()
+    for group in list(GROUPS)[:-1]:
+        row = GROUPS[group][0].split(".")[0]
+        for given, batches in of_group(group):
+            if told(batches) is None:
+                continue
+            died = find_collapse([batch[REWARD] for batch in batches]).known is not None
+            run = [str(next(number)), row, f"{float(given.get('lr', HOT)):g}"]
+            for t, batch in enumerate(batches[:DRAWN]):
+                change, reward = batch.get(FALL), f"{batch[REWARD]:.4f}"
+                lost = "" if change is None else f"{change:.4f}"
+                found.append([*run, str(t), lost, reward, str(int(died))])
+    return found
+
+
 def area(runs: Iterable[Run], key: str) -> str:
     """The share of pairs in which the run that sinks is the worse one; ties count half."""
     sank, lived = [], []
@@ -53,15 +88,14 @@ def area(runs: Iterable[Run], key: str) -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table; with `--write`, write first_falls.csv."""
+    if "--write" in sys.argv:
+        place = Path(__file__).parent / "first_falls.csv"
+        with place.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines()])
     rows = []
-    for group, (name, *rates) in GROUPS.items():
-        rates = [rate for rate in rates if rate]
-        runs = [
-            run
-            for given, batches in gathered(name)
-            if (not rates or float(given["lr"]) in rates) and (run := told(batches))
-        ]
+    for group in GROUPS:
+        runs = [run for _, batches in of_group(group) if (run := told(batches))]
         places = [-values[FALL] for values, _ in runs]
         sides = [
             [at < LINE for at in places],

@@ -152,17 +152,19 @@ def train_with(
     return rewards
 
 
-def train_at(rate: float, *, llds: bool = False, batches: int = 8, seed: int = 20) -> pd.DataFrame:
+def train_at(
+    rate: float, *, llds: bool = False, limit: float = 0.0, batches: int = 8, seed: int = 20
+) -> pd.DataFrame:
     """GRPO, or GRPO + LLDS, trained here and now as the recorded runs were: a line a batch.
 
-    Its column is `reward`.
+    Its column is `reward`. With a `limit` no update moves the agent further, in nats.
     """
     from lldlib.recipes import train_config
     from lldlib.train.trainer import Trainer
     from lldlib.world.registry import open_environment
 
     method, quiet = "llds" if llds else "grpo", {"eval_every": 0, "probe_every": 0}
-    config = train_config(method, seed, "half_taught", lr=rate, **quiet)
+    config = train_config(method, seed, "half_taught", lr=rate, move_limit=limit, **quiet)
     trainer = Trainer(config, load_policy(config.policy), open_environment(config))
     return pd.DataFrame({"reward": [trainer.step()[0]["reward/mean"] for _ in range(batches)]})
 
