@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, Literal
 
 Function = Callable[..., object]
@@ -83,18 +82,13 @@ def brief(value: object) -> object:
 OPEN = Verdict("open", "Not filled in yet: put your answer in place of None, then run this again.")
 
 
-def check_fooled(rewards: Sequence[float] | None) -> Verdict:
-    """Rewards of a run of which notebook 1's rule and its short cut think differently."""
-    if rewards is None:
-        return OPEN
-    if len(rewards) < 5 or not all(0 <= reward <= 1 for reward in rewards):
-        return Verdict("wrong", "Not yet: give at least five numbers from 0 to 1.")
-    means = [fmean(rewards[t : t + 4]) for t in range(len(rewards) - 3)]
-    dead, short = means[-1] < 0.3 * max(means[:-1]), rewards[-1] == 0
-    if dead == short:
-        told = "dead" if dead else "alive"
-        return Verdict("wrong", f"Not yet: both call this run {told}.")
-    return Verdict("right", f"Right: only the rule calls it {'dead' if dead else 'alive'}.")
+check_go_back = exercise(
+    "`function(rewards)`: the last batch whose reward is the mean of the first two, or above.",
+    Case(([0.3, 0.4, 0.5, 0.5, 0.4, 0.3, 0.2],), 4, "Its start is 0.35. Batches count from 0."),
+    Case(([0.3, 0.4, 0.5, 0.6],), 3, "This run has not fallen."),
+    Case(([0.3, 0.4, 0.2, 0.1],), 1, "The first two batches count too."),
+    Case(([0.3, 0.4, 0.3, 0.5, 0.2],), 3, "The first dip passed: look for the last such batch."),
+)
 
 
 FIELDS = ("method", "rate", "start", "seed")

@@ -89,6 +89,15 @@ def answer_by_answer(new, old, A, mask):
     return rows[A > 0].mean()
 
 
+def last_above_the_first(rewards):
+    return max(t for t, reward in enumerate(rewards) if reward >= rewards[0])
+
+
+def before_the_first_dip(rewards):
+    start = sum(rewards[:2]) / 2
+    return next((t for t in range(1, len(rewards) - 1) if rewards[t + 1] < start), len(rewards) - 1)
+
+
 RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
 
 
@@ -96,11 +105,10 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
     ("name", "attempt", "state", "part"),
     [
         # notebooks 1 to 5
-        ("check_fooled", [0.5, 0.0], "wrong", "at least five"),
-        ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0], "wrong", "call this run dead"),
-        ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.4], "wrong", "call this run alive"),
-        ("check_fooled", [0.5, 0.5, 0.5, 0.5, 0.0], "right", "calls it alive"),
-        ("check_fooled", [0.3, 0.4, 0.5, 0.5, 0.1, 0.0, 0.0, 0.003], "right", "calls it dead"),
+        ("check_go_back", lambda rewards: None, "open", "Not filled in yet"),
+        ("check_go_back", lambda rewards: rewards.index(max(rewards)), "wrong", "start is 0.35"),
+        ("check_go_back", last_above_the_first, "wrong", "start is 0.35"),
+        ("check_go_back", before_the_first_dip, "wrong", "The first dip passed"),
         ("check_one_difference", None, "open", "Not filled in yet"),
         ("check_one_difference", {"method": "GRPO"}, "wrong", "say its rate, start, seed"),
         ("check_one_difference", RUN | {"method": "LLDS"}, "wrong", "it has LLDS too"),
