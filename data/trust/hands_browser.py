@@ -99,7 +99,7 @@ RUN = """place => {
     window.jupyterapp.commands.execute('notebook:run-cell');}"""
 KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
 CONNECTED = f"() => {KERNEL}?.connectionStatus == 'connected' && {KERNEL}.status == 'idle'"
-COMMAND = "name => { window.jupyterapp.commands.execute(name); }"
+COMMAND = "async name => { await window.jupyterapp.commands.execute(name); }"
 QUIET = """() => { const s = document.querySelector('.live-lab .lab-status')?.textContent ?? '';
     return s.startsWith('paused') &&
         ![...document.querySelectorAll('.live-lab button')].some(e => e.disabled)}"""
