@@ -222,7 +222,8 @@ def sequence(reader: Reader, folder: Path, number: int) -> list[str]:
         (scratch,) = folder.glob("hands-*")
         before = len(_lines(scratch / f"{number:04d}.jsonl"))
         reader.page.evaluate(CLICK, [".widget-button", "Step"])
-        _until_longer(reader.page, scratch / f"{number:04d}.jsonl", before)
+        _until_ticked(reader.page, scratch / f"{number:04d}.jsonl", before)
+        reader.page.wait_for_timeout(500)  # what the kernel has done comes to the page later
         reader.settle()
         status = reader.state["status"]
     except Error as error:
@@ -246,10 +247,12 @@ def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
 
 
-def _until_longer(page: Page, file: Path, lines: int) -> None:
-    """Until the journal has more lines; the check at the end says where it never has."""
+def _until_ticked(page: Page, file: Path, before: int) -> None:
+    """Until a batch is in the journal's new lines; the end says where none ever comes."""
     end = time.monotonic() + STUCK
-    while len(_lines(file)) <= lines and time.monotonic() < end:
+    while time.monotonic() < end:
+        if any(json.loads(line)["act"] == "tick" for line in _lines(file)[before:]):
+            return
         page.wait_for_timeout(50)
 
 
