@@ -219,6 +219,8 @@ def sequence(reader: Reader, folder: Path, number: int) -> list[str]:
         if "Pause" in reader.state["buttons"]:
             reader.page.evaluate(CLICK, [".widget-button", "Pause"])
         reader.settle()
+        reader.page.wait_for_timeout(1000)  # the last click may be on its way still
+        reader.settle()
         (scratch,) = folder.glob("hands-*")
         before = len(_lines(scratch / f"{number:04d}.jsonl"))
         reader.page.evaluate(CLICK, [".widget-button", "Step"])
