@@ -113,13 +113,14 @@ def test_the_long_runs_whose_searches_miss():
     fell = [fall for fall in plain if fall > 0.1]
     (steady,) = [fall for fall in plain if fall <= 0.1]
     least, most, held, lowest, other = (
-        f"{value:.2f}"[1:] for value in (min(fell), max(fell), max(kept), *low, steady)
+        f"{value:.2f}"[1:] for value in (min(fell), max(fell), max(kept), max(low), steady)
     )
     told = f"{least} to {most} in [{len(fell)} of {len(plain)} runs of 200 batches or more]"
     assert f"GRPO's reward fell by {told}" in README
     assert f"at 1e-4 and 2e-4 (in the fourth, at 1e-4, by {other})" in README
     assert f"LLDS .5 at 2e-4 by {held} at most in {len(kept)} of {len(kept)} runs" in README
-    assert f"GRPO at 5e-5 was as steady: {lowest}, in one run" in README
+    assert f"GRPO at 5e-5 was as steady: {lowest} at most, in two runs" in README
+    assert len(low) == 2
 
 
 def test_a_pretrained_model_rose_and_died():
