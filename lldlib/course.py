@@ -23,7 +23,6 @@ import pandas as pd
 import torch
 from IPython.display import Markdown, display
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -53,7 +52,7 @@ from lldlib.types import TokenInfo
 
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
-    "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "arm_panels", "charges",
+    "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "charges",
     "checks", "data_dir", "demo", "display", "early_pairs", "early_rewards", "fate", "first_under",
     "fmean", "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs",
     "load_policy", "losses", "median", "open_planet", "pd", "random", "recorded", "replay",
@@ -175,44 +174,6 @@ def fate(run: Run) -> str:
     five = pd.Series(run.column("reward/mean")).rolling(5).mean()
     best, last = five.max(), five.iloc[-1]
     return "died" if last < 0.3 * best else "fell" if last <= best - 0.1 else "lived"
-
-
-SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # width, shade
-
-
-def arm_panels(
-    arms: Mapping[str, Sequence[Run]],
-    measures: Mapping[str, Callable[[Run], tuple]],
-    height: float,
-    squeezed: float | None = None,
-) -> Figure:
-    """A row of panels per measure, a column per arm of `SMOLLM_COLOUR`, a line per run.
-
-    Seeds 0 to 2 differ in width and shade: pale, plain and dark. The first row's axis is
-    logarithmic beyond +-`squeezed`.
-    """
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    longest = max(len(run.metrics) for runs in arms.values() for run in runs)
-    grid = figure.subplots(len(measures), len(arms), sharex=True, sharey="row", squeeze=False)
-    for row, (label, curve) in zip(grid, measures.items(), strict=True):
-        for ax, (name, runs) in zip(row, arms.items(), strict=True):
-            for run in runs:
-                width, shade, much = SEED_INK[seed := run.config["seed"]]
-                ink = to_rgba_array([SMOLLM_COLOUR[name], shade])
-                look = {"color": (1 - much) * ink[0] + much * ink[1], "linewidth": width}
-                ax.plot(*curve(run), ".-", **look, markersize=4 + width, label=f"seed {seed}")
-            style(ax, "", "").set_xticks(range(0, longest + 1, 5 if longest <= 20 else 10))
-        row[0].set_ylabel(label)
-    if squeezed is not None:
-        grid[0][0].margins(y=0.1)
-        grid[0][0].set_yscale("symlog", linthresh=squeezed)
-        grid[0][0].set_yticks(ticks := [place * squeezed for place in (-10, -1, 0, 1)], ticks)
-    for top, bottom, name in zip(grid[0], grid[-1], arms, strict=True):
-        top.set_title(name, fontsize=SMALL)
-        bottom.set_xlabel(BATCH)
-    lines = grid[0][0].get_legend_handles_labels()
-    figure.legend(*lines, frameon=False, fontsize=SMALL, loc="outside lower center", ncols=3)
-    return figure
 
 
 def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> None:

@@ -1,6 +1,8 @@
 """The small files that the course draws say what the gathered runs say."""
 
 import csv
+import json
+import re
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -8,7 +10,7 @@ from statistics import fmean
 import pandas as pd
 import pytest
 
-from lldlib.course import early_pairs
+from lldlib.course import early_pairs, limited_runs
 from lldlib.runs.folder import Run
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -79,6 +81,52 @@ def test_what_notebook_7_says_of_the_first_batches():
     shares = early_pairs().round(2)
     assert shares["right answers"].tolist() == [0.72, 0.81, 0.86, 0.86, 0.9, 0.91, 0.91, 0.91, 0.9]
     assert shares["reward"].tolist() == [0.48, 0.53, 0.61, 0.74, 0.83, 0.86, 0.89, 0.93, 0.93]
+
+
+def test_what_notebook_6_says_of_42_runs():
+    """Whose right answers lost likelihood over five batches, and who ends under its start."""
+    sank = {True: [], False: []}
+    for _, run in limited_runs().groupby(["arm", "seed"]):
+        lost = run["displacement/correct_token"].head(5).mean() < 0
+        reward = run["reward/mean"]
+        sank[lost].append(reward.tail(5).mean() < reward.head(5).mean())
+    assert [(len(some), sum(some)) for some in sank.values()] == [(22, 20), (20, 5)]
+    (path,) = (DATA.parent / "notebooks").glob("06_*.ipynb")
+    text = " ".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+    assert "Of 22 runs whose right answers lost likelihood, 20 sank; of the other twenty, five" in (
+        " ".join(text.split())
+    )
+
+
+@pytest.mark.long
+def test_the_first_five_batches_of_all_runs(script):
+    """The 259 runs of README and signs.md."""
+    falls, sank = script("atlas/first_falls.py"), {True: [], False: []}
+    for group in list(falls.GROUPS)[:-1]:
+        for run in filter(None, (falls.told(batches) for _, batches in falls.of_group(group))):
+            sank[run[0][falls.FALL] > 0].append(run[1])
+    (lost, fell), (gained, other) = ((len(some), sum(some)) for some in sank.values())
+    readme = (DATA.parent / "README.md").read_text(encoding="utf-8")
+    told = f"Of [{lost + gained} runs of many methods]"
+    assert told in readme and f", {fell} of the {lost} whose right answers lost" in readme
+    assert f"and {other} of the other {gained};" in readme
+
+
+def test_the_table_of_the_seven_sets():
+    """Scores of 100 questions a set, with search and at once, and on how many each is better."""
+    kept = pd.read_json(DATA / "runs/smollm2/seven_sets.jsonl.gz", lines=True)
+    page = (DATA / "results/README.md").read_text(encoding="utf-8")
+    names = {"nq_open_gold_context": "NQ", "popqa_context": "PopQA", "triviaqa": "TriviaQA"}
+    names |= {"hotpotqa_distractor_dev": "HotpotQA", "2wiki_context_dev": "2Wiki"}
+    names |= {"musique_context_dev": "MuSiQue", "bamboogle": "Bamboogle"}
+    for task, name in names.items():
+        scores = kept[kept.task == task].pivot(index="id", columns="arm", values="score")
+        gain = scores.search - scores.at_once
+        (row,) = re.findall(rf"^\| {name} \| 100 .*", page, re.M)
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(scores) == 100
+        assert cells[3:5] == [f"{scores[arm].mean():.2f}"[1:] for arm in ("search", "at_once")]
+        assert cells[6] == f"{(gain > 0).sum()}, {(gain < 0).sum()}"
 
 
 def test_the_sparks_are_those_of_the_recorded_runs(script):

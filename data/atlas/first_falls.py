@@ -23,9 +23,9 @@ from lldlib.runs.phases import find_collapse
 
 FIRST, LINE = 5, -0.025  # batches; nats per token: of the rule
 FALL, MOVE, REWARD = "displacement/correct_token", "control/move", "reward/mean"
-GROUPS = {  # files of gathered runs, and the rates that are read
-    "limited updates, and beside them": ("smaller_step.jsonl.gz", None),
-    "other changes of GRPO and LLDS": ("other_steps.jsonl.gz", None),
+GROUPS = {  # a file of gathered runs, and the rates that are read; without one, all
+    "limited updates, and beside them": ("smaller_step.jsonl.gz",),
+    "other changes of GRPO and LLDS": ("other_steps.jsonl.gz",),
     "methods, 6e-4": ("methods.jsonl.gz", 6e-4),
     "methods, 1e-3": ("methods.jsonl.gz", 1e-3),
     "later runs, 1e-3": ("later.jsonl.gz", 1e-3),
@@ -56,8 +56,7 @@ def told(rows: Sequence[dict]) -> Run | None:
 def of_group(group: str) -> list[tuple[dict[str, str], list[dict]]]:
     """The settings and the batches of each run of one of `GROUPS`."""
     name, *rates = GROUPS[group]
-    kept = [rate for rate in rates if rate]
-    return [run for run in gathered(name) if not kept or float(run[0]["lr"]) in kept]
+    return [run for run in gathered(name) if not rates or float(run[0]["lr"]) in rates]
 
 
 def lines() -> list[list[str]]:

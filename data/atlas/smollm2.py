@@ -8,18 +8,20 @@ was ended by the rule, after three batches in a row under OVER, has a reward of 
 that it was not given. Draws smollm2.png and smollm2_ends.png.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pandas as pd
+from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from lldlib.course import arm_panels, fate, first_under, last_five, seed_digits, smollm_runs
+from lldlib.course import SMOLLM_COLOUR, fate, first_under, last_five, seed_digits, smollm_runs
 from lldlib.files import markdown_table, read_jsonl
 from lldlib.runs.folder import Run
-from lldlib.show.style import save, style
+from lldlib.show.style import BATCH, SMALL, WIDTH, save, style
 
 HERE = Path(__file__).parent
 FOLDERS = ("smollm2", "smollm2_two_hops", "smollm2_card", "smollm2_moves", "smollm2_long")
@@ -53,6 +55,44 @@ def rewards(run: Run) -> list[float]:
     found = run.column("reward/mean")
     ended = max(found[-3:]) < OVER
     return found + [0.0] * (BATCHES - len(found)) if ended else found
+
+
+SEED_INK = ((2.8, "white", 0.45), (1.7, "white", 0.0), (1.0, "black", 0.55))  # width, shade
+
+
+def arm_panels(
+    arms: Mapping[str, Sequence[Run]],
+    measures: Mapping[str, Callable[[Run], tuple]],
+    height: float,
+    squeezed: float | None = None,
+) -> Figure:
+    """A row of panels per measure, a column per arm of `SMOLLM_COLOUR`, a line per run.
+
+    Seeds 0 to 2 differ in width and shade: pale, plain and dark. The first row's axis is
+    logarithmic beyond +-`squeezed`.
+    """
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    longest = max(len(run.metrics) for runs in arms.values() for run in runs)
+    grid = figure.subplots(len(measures), len(arms), sharex=True, sharey="row", squeeze=False)
+    for row, (label, curve) in zip(grid, measures.items(), strict=True):
+        for ax, (name, runs) in zip(row, arms.items(), strict=True):
+            for run in runs:
+                width, shade, much = SEED_INK[seed := run.config["seed"]]
+                ink = to_rgba_array([SMOLLM_COLOUR[name], shade])
+                look = {"color": (1 - much) * ink[0] + much * ink[1], "linewidth": width}
+                ax.plot(*curve(run), ".-", **look, markersize=4 + width, label=f"seed {seed}")
+            style(ax, "", "").set_xticks(range(0, longest + 1, 5 if longest <= 20 else 10))
+        row[0].set_ylabel(label)
+    if squeezed is not None:
+        grid[0][0].margins(y=0.1)
+        grid[0][0].set_yscale("symlog", linthresh=squeezed)
+        grid[0][0].set_yticks(ticks := [place * squeezed for place in (-10, -1, 0, 1)], ticks)
+    for top, bottom, name in zip(grid[0], grid[-1], arms, strict=True):
+        top.set_title(name, fontsize=SMALL)
+        bottom.set_xlabel(BATCH)
+    lines = grid[0][0].get_legend_handles_labels()
+    figure.legend(*lines, frameon=False, fontsize=SMALL, loc="outside lower center", ncols=3)
+    return figure
 
 
 def windows(values: list[float]) -> list[float]:
