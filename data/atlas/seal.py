@@ -57,19 +57,19 @@ class Seal(Trainer):
         return norm
 
 
-def main() -> None:
-    """Train one run."""
+def train(trainer: type[Trainer], folder: Path, arm: str, seed: int, **given: float) -> None:
+    """Train one run of 40 batches with a trainer of one's own; `arm` goes into its name."""
     torch.set_num_threads(1)
-    folder, rate, misses, seed = sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4])
-    name = f"method=grpo,arm=seal,lr={rate:g},misses={misses:g},seed={seed}"
-    given = {"lr": rate, "misses": misses, "eval_every": 10, "probe_every": 0}
+    told = ",".join(f"{name}={value:g}" for name, value in given.items())
+    given |= {"eval_every": 10, "probe_every": 0}
     config = train_config("grpo", seed, "half_taught", checkpoint_every=0, **given)
-    run = TrainingRun(config, Path(folder) / name)
-    run.trainer = Seal(run.config, run.setting.policy, run.setting.environment)
+    run = TrainingRun(config, folder / f"method=grpo,{arm},{told},seed={seed}")
+    run.trainer = trainer(run.config, run.setting.policy, run.setting.environment)
     while run.next_batch < config.steps:
         run.step()
     run.writer.close()
 
 
 if __name__ == "__main__":
-    main()
+    place, rate, missed, number = Path(sys.argv[1]), *map(float, sys.argv[2:4]), int(sys.argv[4])
+    train(Seal, place, "arm=seal", number, lr=rate, misses=missed)

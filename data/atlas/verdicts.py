@@ -109,6 +109,8 @@ NAMES = {
     "reinforce": "REINFORCE",
     "cispo": "CISPO",
     "seal": "SEAL",
+    "random": "as many random groups",
+    "sixteen": "RAGEN-2's prompts, 16 updates",
 }
 
 
