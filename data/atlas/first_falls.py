@@ -32,8 +32,10 @@ GROUPS = {  # a file of gathered runs, and the rates that are read; without one,
     "later runs, 2e-3": ("later.jsonl.gz", 2e-3),
     "search for the hot rate, 1e-3": ("search.jsonl.gz", 1e-3),
     "methods, 2e-4 and 4e-4": ("methods.jsonl.gz", 2e-4, 4e-4),
-    "new runs": ("rivals.jsonl.gz", 6e-4, 8e-4, 1e-3),
+    "new runs": ("rivals.jsonl.gz", 6e-4, 1e-3),
+    "new runs, 8e-4": ("first_five.jsonl.gz",),
 }
+OLD = list(GROUPS)[:-2]  # whose runs had ended before the rule
 DRAWN, HOT = 11, "0.001"  # batches of first_falls.csv; the rate where a run's name holds none
 COLUMNS = ("run", "row", "rate", "batch", "change", "reward", "died")
 Run = tuple[dict[str, float], bool]  # what its first batches say (higher is worse), did it sink
@@ -62,7 +64,7 @@ def of_group(group: str) -> list[tuple[dict[str, str], list[dict]]]:
 def lines() -> list[list[str]]:
     """The lines of first_falls.csv; a change is empty where no answer was right."""
     found, number = [], count()
-    for group in list(GROUPS)[:-1]:
+    for group in OLD:
         row = GROUPS[group][0].split(".")[0]
         for given, batches in of_group(group):
             if told(batches) is None:

@@ -25,7 +25,7 @@ class Random(Trainer):
     def _trained_rows(self, experience: Experience) -> tuple[Int[Tensor, " n"], int]:
         rows, updates = super()._trained_rows(experience)
         group = experience.batch.group
-        drawn = torch.Generator().manual_seed(self._seed("groups"))
+        drawn = torch.Generator().manual_seed(self._seed("control"))
         numbers, count = group.unique(), len(group[rows].unique())
         chosen = numbers[torch.randperm(len(numbers), generator=drawn)[:count]]
         return torch.isin(group, chosen).nonzero()[:, 0], updates
