@@ -119,7 +119,7 @@ def test_the_long_runs_whose_searches_miss():
     hot, good, low = (falls["grpo", rate] for rate in (2e-4, 1e-4, 5e-5))
     kept, limited = falls["llds", 2e-4], [limited_for_long()]
     wrong = [over_a_tenth(some) for some in (hot + good, kept, low, limited)]
-    wrong[2] += " (5e-5)"
+    wrong[1:] = map("{} ({})".format, wrong[1:], ("2e-4", "5e-5", "2e-4"))
     assert f"200 batches or more: reward fell by over .1 | {' | '.join(wrong)} |" in README
     fell = [fall for fall in hot + good if fall > 0.1]
     told = f"{two(min(fell))} to {two(max(fell))}: at 2e-4 in {over_a_tenth(hot)} runs"
