@@ -111,6 +111,21 @@ def test_the_first_five_batches_of_all_runs(script):
     assert f"of {lost} runs whose right answers lost, {fell} sank; of 183 that gained, 27." in page
 
 
+def test_the_first_five_batches_of_the_new_runs(script):
+    """The pairs of signs.md: of the runs that the rule names one that sinks and one that lives."""
+    falls, sank = script("atlas/first_falls.py"), {True: [], False: []}
+    for group in ("new runs", "new runs, 8e-4"):
+        for given, batches in falls.of_group(group):
+            named = given["method"] == "reinforce" or given.get("arm") == "seal"
+            named |= "keep_mixed" in given and "arm" not in given and given["seed"] == "0"
+            if named or group != "new runs":
+                values, sinks = falls.told(batches)
+                sank[sinks].append(values[falls.FALL])
+    pairs = [one > other for one in sank[True] for other in sank[False]]
+    page = (DATA / "atlas/signs.md").read_text(encoding="utf-8")
+    assert f"and {sum(pairs)} of {len(pairs)} pairs of one that sinks and one that lives" in page
+
+
 def test_the_table_of_the_seven_sets():
     """Scores of 100 questions a set, with search and at once, and on how many each is better."""
     kept = pd.read_json(DATA / "runs/smollm2/seven_sets.jsonl.gz", lines=True)

@@ -170,6 +170,12 @@ def test_a_pretrained_model_rose_and_died():
     told = "GRPO died on {} of 9 seeds, and fell by .1 or more on {} others".format(*fates(grpo))
     assert told + "; with LLDS it died on {} and fell on {}.".format(*fates(llds)) in README
     assert "GRPO at 1e-4 (died on {}, fell on {})".format(*fates(cooler)) in README
+    lost = []
+    for run in grpo:
+        rewards, change = (run.column(k) for k in ("reward/mean", smollm2.COST))
+        last = max(batch for batch, reward in enumerate(rewards) if reward >= 0.8)
+        lost.append(sum(value < 0 for value in change[last - 29 : last + 1]))
+    assert f"in {min(lost)} to {max(lost)} of the 30 batches up to the last" in README
     matched = smollm2.noted()["GRPO matched, 3e-4"]
     wrong = [f"{sum(fates(runs))} of {len(runs)}" for runs in (grpo, llds, cooler, matched)]
     wrong[2] += " (1e-4)"
@@ -195,6 +201,8 @@ def test_limited_moves_do_what_llds_does():
         assert one.config["seed"] == other.config["seed"]
         last = slice(len(one.metrics) - 5, len(one.metrics))
         assert fmean(one.column("reward/mean")[last]) > fmean(other.column("reward/mean")[last])
+        lost = [value < 0 for value in one.column(smollm2.COST)[10:] if value is not None]
+        assert fmean(lost) > 0.5
     assert "put on at batch 45, carried [two runs past their deaths]" in README
     rows = [row for _, row in read_jsonl(ATLAS / "smollm2_capped.jsonl")]
     for recorded in smollm_runs()[smollm2.GRPO][:2]:
