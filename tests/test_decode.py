@@ -51,11 +51,16 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("large", [False, True])
 @torch.no_grad()
-def test_a_ragged_feed_gives_the_logits_of_a_fresh_forward(kind):
+def test_a_ragged_feed_gives_the_logits_of_a_fresh_forward(monkeypatch, kind, large):
     model = qwen2(**KINDS[kind])
+    if large:  # no copies of matrices, no cache by token
+        monkeypatch.setattr(decode, "SMALL", 0)
+        monkeypatch.setattr(decode, "FEW", 0)
     decoder = make_decoder(model, 4, 20)
     assert isinstance(decoder, RaggedDecoder)
+    assert decoder.by_token == (decoder.heads == decoder.kv_heads and not large)
     random = torch.Generator().manual_seed(1)
     rows = [[], [], [], []]
     # chunks of several tokens next to single ones, only single ones, equal chunks

@@ -10,15 +10,28 @@ from transformers.cache_utils import Cache, DynamicLayer
 class RaggedCache:
     """Keys and values of all layers, rows and positions, in fixed buffers.
 
-    Keys lie as (layers, rows, heads, d, capacity), so that scores are a product with rows of
-    numbers that lie side by side.
+    Keys are (layers, rows, heads, d, capacity), values (layers, rows, heads, capacity, d). In
+    memory they lie in that order too, so that scores are a product with rows of numbers that lie
+    side by side; or, `by_token`, as (layers, rows, capacity, heads, d), all of a token together.
     """
 
-    def __init__(self, like: Tensor, config: PretrainedConfig, rows: int, capacity: int, size: int):
-        shape = (config.num_hidden_layers, rows, config.num_key_value_heads)
+    def __init__(
+        self,
+        like: Tensor,
+        config: PretrainedConfig,
+        rows: int,
+        capacity: int,
+        size: int,
+        by_token: bool,
+    ):
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads
         # zeros, not empty: what attention masks it still multiplies with 0
-        self.keys = like.new_zeros(*shape, size, capacity)
-        self.values = like.new_zeros(*shape, capacity, size)
+        if by_token:
+            keys, values = like.new_zeros(2, layers, rows, capacity, heads, size)
+            self.keys, self.values = keys.permute(0, 1, 3, 4, 2), values.transpose(2, 3)
+        else:
+            self.keys = like.new_zeros(layers, rows, heads, size, capacity)
+            self.values = like.new_zeros(layers, rows, heads, capacity, size)
         self.rows = torch.arange(rows, device=like.device)
 
     def write(

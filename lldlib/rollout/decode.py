@@ -21,7 +21,8 @@ from lldlib.rollout.cache import RaggedCache, new_cache
 
 NEVER = float("-inf")
 PLAIN = (Qwen2Model, LlamaModel)  # rotated grouped heads, RMS norms, one MLP a layer
-JOINED = 2**20  # weights of q, k and v up to this size are copied side by side: fewer calls
+SMALL = 2**20  # matrices of up to so many weights are copied: side by side, inputs first
+FEW = 8  # heads of a model whose cache lies by token on a CPU
 PIECE = CHUNK_ELEMENTS  # attention scores, or a layer's widest numbers, while long texts are fed
 
 
@@ -84,7 +85,9 @@ class RaggedDecoder:
         cos, sin = decoder.rotary_emb(weight, places[None])
         half = self.head_size // 2  # rotating by halves is rolling with the first half negated
         self.cos, self.sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
-        self.cache = RaggedCache(weight, config, rows, capacity, self.head_size)
+        # a CPU is slow at a small product for each row and head
+        self.by_token = self.device.type == "cpu" and self.heads == self.kv_heads <= FEW
+        self.cache = RaggedCache(weight, config, rows, capacity, self.head_size, self.by_token)
         # windows on one line of numbers: window i begins with capacity - i zeros
         line = weight.new_zeros(2 * capacity, dtype=_working(weight))
         line[capacity:] = NEVER
@@ -138,9 +141,9 @@ class RaggedDecoder:
             attention = self._attention(number, layer.before(states), step, *turn)
             if len(attention) < len(states):  # the last layer's, of the last tokens only
                 states = states[step.last]
-            states = states + attention
-            inner = layer.between(states)
-            states = states + layer.down(layer.act(layer.gate(inner)).mul_(layer.up(inner)))
+            states = layer.out(states, attention)
+            gate, up = layer.gate_up(layer.between(states))
+            states = layer.down(states, layer.act(gate).mul_(up))
         return self.norm(states)
 
     def move(self, sources: list[int], targets: list[int], size: int) -> None:
@@ -180,24 +183,26 @@ class RaggedDecoder:
         cos: Float[Tensor, "N 1 D"],
         sin: Float[Tensor, "N 1 D"],
     ) -> Float[Tensor, "n H"]:
-        """Of all N tokens, in the last layer of each row's last."""
-        layer = self.layers[number]
-        heads = layer.project(states).view(len(states), -1, self.head_size)
+        """Of all N tokens, in the last layer of each row's last; not yet through its matrix."""
+        heads = self.layers[number].project(states).view(len(states), -1, self.head_size)
         both, values = heads.tensor_split([-self.kv_heads], dim=1)
         both = torch.addcmul(both * cos, both.roll(self.head_size // 2, -1), sin)
         queries, keys = both.tensor_split([-self.kv_heads], dim=1)
         self.cache.write(number, step.row, step.position, keys, values)
         used = self.cache.read(number, step.rows, step.width)
         single = queries if step.long is None else queries[step.last]
-        attended = _attend(single[:, None], *used, step.mask)
+        if self.by_token:
+            attended = _attend_once(single, *used, step.mask)
+        else:
+            attended = _attend(single[:, None], *used, step.mask)
         if step.long is None or number == len(self.layers) - 1:
-            return layer.out(attended.flatten(1))
+            return attended.flatten(1)
         out, long = torch.empty_like(queries), step.long
         out[step.last] = attended
         mask = self._sees(step.position[long.rectangle])[..., : step.width]
         seen = self.cache.read(number, long.rows, step.width)
         out[long.flat] = _attend(queries[long.rectangle], *seen, mask)[long.place]
-        return layer.out(out.flatten(1))
+        return out.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -233,11 +238,10 @@ class _Layer:
 
     before: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor]  # to queries, keys and values, side by side
-    out: Callable[[Tensor], Tensor]
+    out: Callable[[Tensor, Tensor], Tensor]  # what is added to the states: theirs come first
     between: Callable[[Tensor], Tensor]
-    gate: Callable[[Tensor], Tensor]
-    up: Callable[[Tensor], Tensor]
-    down: Callable[[Tensor], Tensor]
+    gate_up: Callable[[Tensor], tuple[Tensor, Tensor]]
+    down: Callable[[Tensor, Tensor], Tensor]
     act: Callable[[Tensor], Tensor]
 
     @classmethod
@@ -247,11 +251,10 @@ class _Layer:
         return cls(
             before=_norm(layer.input_layernorm),
             project=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-            out=_linear(attention.o_proj),
+            out=_added(attention.o_proj),
             between=_norm(layer.post_attention_layernorm),
-            gate=_linear(mlp.gate_proj),
-            up=_linear(mlp.up_proj),
-            down=_linear(mlp.down_proj),
+            gate_up=_both(mlp.gate_proj, mlp.up_proj),
+            down=_added(mlp.down_proj),
             act=mlp.act_fn,
         )
 
@@ -262,21 +265,58 @@ def _linear(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     return partial(functional.linear, weight=layer.weight, bias=layer.bias)
 
 
-def _joined(layers: list[nn.Module]) -> Callable[[Float[Tensor, "N H"]], Float[Tensor, "N P"]]:
-    """The outputs side by side; small plain matrices by one product with a copy of them."""
+def _small(layers: list[nn.Module]) -> bool:
+    """Whether all are plain matrices, few enough weights in all to be copied for a rollout."""
     plain = all(type(layer) is nn.Linear for layer in layers)
-    if not plain or sum(layer.weight.numel() for layer in layers) > JOINED:
+    return plain and sum(layer.weight.numel() for layer in layers) <= SMALL
+
+
+def _joined(layers: list[nn.Module]) -> Callable[[Float[Tensor, "N H"]], Float[Tensor, "N P"]]:
+    """The outputs side by side; small plain matrices by one product with a copy of them.
+
+    With its inputs first, a small matrix is read as it lies: on a CPU twice as fast at best.
+    """
+    if not _small(layers):
         apart = [_linear(layer) for layer in layers]
         return lambda states: torch.cat([layer(states) for layer in apart], dim=-1)
-    weight = torch.cat([layer.weight for layer in layers])
-    biased = layers[0].bias is not None
-    bias = torch.cat([layer.bias for layer in layers]) if biased else None
-    return partial(functional.linear, weight=weight, bias=bias)
+    weight = torch.cat([layer.weight for layer in layers]).T.contiguous()
+    if layers[0].bias is None:
+        return lambda states: torch.mm(states, weight)
+    bias = torch.cat([layer.bias for layer in layers])
+    return lambda states: torch.addmm(bias, states, weight)
+
+
+def _both(first: nn.Module, second: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The outputs of two equally wide layers."""
+    if not _small([first, second]):
+        apart = _linear(first), _linear(second)
+        return lambda states: (apart[0](states), apart[1](states))
+    joined = _joined([first, second])
+    return lambda states: joined(states).chunk(2, dim=-1)
+
+
+def _added(layer: nn.Module) -> Callable[[Float[Tensor, "N H"], Float[Tensor, "N P"]], Tensor]:
+    """A layer's output on top of the states."""
+    if not _small([layer]) or layer.bias is not None:
+        linear = _linear(layer)
+        return lambda states, inner: states + linear(inner)
+    weight = layer.weight.T.contiguous()
+    return lambda states, inner: torch.addmm(states, inner, weight)
 
 
 def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    shape = tuple(norm.weight.shape)
-    return lambda x: torch.rms_norm(x, shape, norm.weight, norm.variance_epsilon)
+    """x w / sqrt(mean(x^2) + eps), in float32 on a CPU by half of the calls of PyTorch's own."""
+    weight, shape = norm.weight, tuple(norm.weight.shape)
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return lambda x: torch.rms_norm(x, shape, weight, norm.variance_epsilon)
+    eps = torch.full((1, 1), norm.variance_epsilon, device=weight.device)
+
+    def normed(x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(eps, length, length, value=1 / shape[0]).rsqrt_()
+        return (x * scale).mul_(weight)
+
+    return normed
 
 
 def _working(values: Tensor) -> torch.dtype:
@@ -305,6 +345,26 @@ def _attend(
     shares = scores.softmax(-1).to(values.dtype).view(-1, each, width)
     out = torch.bmm(shares, values.flatten(0, 1)).view(rows, groups, length, -1, size)
     return out.transpose(1, 2).reshape(-1, heads, size)
+
+
+def _attend_once(
+    queries: Float[Tensor, "B Q D"],
+    keys: Float[Tensor, "B Q D T"],
+    values: Float[Tensor, "B Q T D"],
+    mask: Float[Tensor, "B 1 T"],
+) -> Float[Tensor, "B Q D"]:
+    """The same for one query a row, as many heads of keys as of queries, and a cache by token.
+
+    One product a row: each query is laid over the columns of its own keys, with zeros elsewhere.
+    That multiplies Q times as often, but reads the cache as it lies, which is what takes the time.
+    """
+    rows, heads, size = queries.shape
+    own = torch.eye(heads, dtype=queries.dtype, device=queries.device)[:, :, None]
+    asked = (queries[:, :, None] * own).flatten(2)
+    scores = torch.bmm(asked, keys.flatten(1, 2))
+    shares = torch.add(mask, scores, alpha=size**-0.5).softmax(-1).to(values.dtype)
+    out = torch.bmm(shares, values.transpose(1, 2).flatten(2)).view(rows, heads, heads, size)
+    return out.diagonal(dim1=1, dim2=2).transpose(1, 2)
 
 
 def make_decoder(model: nn.Module, rows: int, capacity: int) -> LockstepDecoder | RaggedDecoder:
