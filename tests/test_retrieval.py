@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ def test_the_cache_is_bounded_and_cannot_be_spoilt(monkeypatch):
     retriever.search(["number", "capital", "thailand"], 1)
     assert retriever._cached.cache_info().currsize == 2
     assert ids(retriever.search(["thailand"], 3)[0]) == ["a", "b", "c"]  # k is part of the key
+
+
+def test_scores_are_those_of_rank_bm25_and_few_words_are_kept(monkeypatch):
+    monkeypatch.setattr(memory, "CACHE_BYTES", 0)
+    draw = random.Random(0)
+    known = [f"w{number}" for number in range(40)]
+    texts = [draw.choices(known, k=draw.randint(3, 30)) for _ in range(60)]
+    retriever = BM25Retriever([Passage(str(n), " ".join(t)) for n, t in enumerate(texts)])
+    for _ in range(50):
+        query = draw.choices(known, k=draw.randint(1, 7))
+        hits = retriever.scored([" ".join(query)], 60)[0]
+        scores = retriever._bm25.get_scores(query)
+        assert {int(hit.passage.id): hit.score for hit in hits} == dict(
+            (n, score) for n, score in enumerate(scores) if score > 0
+        )
+    assert retriever._of_word.cache_info().currsize == 8
 
 
 @pytest.mark.parametrize(

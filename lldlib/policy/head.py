@@ -125,7 +125,8 @@ def next_token(
         probs = logits.softmax(-1)
         drawn = probs.argmax(-1, keepdim=True)
     else:
-        logits = logits / temperature
+        if temperature != 1:
+            logits = logits / temperature
         if noise:
             logits = logits + noise * _gaussian(uniform, logits.shape[-1]).to(logits)
         probs = logits.softmax(-1)

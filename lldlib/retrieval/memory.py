@@ -9,6 +9,7 @@ from rank_bm25 import BM25Okapi
 from lldlib.retrieval.passages import Hit, Passage, ScoredRetriever, best, check_k, words
 
 CACHE_SIZE = 4096  # queries whose results are kept
+CACHE_BYTES = 2**25  # of single words' scores, which most of the time goes into
 
 
 class _BM25(BM25Okapi):
@@ -38,6 +39,8 @@ class BM25Retriever(ScoredRetriever):
             raise ValueError("no passage holds a word")
         self._bm25 = _BM25(documents)
         self._cached = lru_cache(CACHE_SIZE)(self._rank)
+        words_kept = max(8, CACHE_BYTES // (8 * len(documents)))
+        self._of_word = lru_cache(words_kept)(lambda word: self._bm25.get_scores([word]))
 
     def scored(self, queries: list[str], k: int) -> list[list[Hit]]:
         """The `k` best passages that share a word with each query and their scores, best first.
@@ -51,5 +54,5 @@ class BM25Retriever(ScoredRetriever):
         known = [word for word in words(query) if word in self._bm25.idf]
         if not known:
             return ()
-        scores = self._bm25.get_scores(known)
+        scores = sum(map(self._of_word, known))
         return tuple(Hit(self.passages[i], float(scores[i])) for i in best(scores, k))

@@ -203,13 +203,15 @@ class Rollout:
         self, drawer: Drawer, running: list[_Row], waiting: list[_Row], chance: Float[Tensor, "B T"]
     ) -> None:
         """Run rows to their ends; a waiting one takes the place of one that ended."""
-        waiting, block = waiting[::-1], range(drawer.block)
+        waiting, block, size = waiting[::-1], range(drawer.block), chance.shape[1]
         while running:
             fed = self._feed(running, drawer.ragged)
-            which = [[row.number] for row in running]
             # beyond the budget any number will do: no row takes such a token
-            places = [[min(row.chosen + k, chance.shape[1] - 1) for k in block] for row in running]
-            self._advance(running, *drawer.draw(fed, chance[which, places]))
+            places = [
+                [row.number * size + min(row.chosen + k, size - 1) for k in block]
+                for row in running
+            ]
+            self._advance(running, *drawer.draw(fed, chance.take(torch.tensor(places))))
             for place, row in enumerate(running):
                 if row.stop is not None and waiting:
                     running[place] = waiting.pop()
