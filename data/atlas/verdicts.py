@@ -150,11 +150,13 @@ def deepest(rewards: list[float]) -> str:
 
 
 def long() -> None:
-    """Runs of 300 batches with misses .35, from batch FROM on."""
+    """Long runs, with misses .35 where no other share is named, from batch FROM on."""
     rows = []
     for given, own in gathered("long_misses.jsonl.gz"):
         arm = {"grpo": "GRPO", "llds": f"LLDS {given.get('llds_coef')}"}.get(given["method"])
         arm = arm or f"GRPO, entropy bonus {given['entropy_coef']}"
+        if given.get("misses", "0.35") != "0.35":
+            arm += f", misses {given['misses']}"
         end = own[-LAST:]
         worst = min(own, key=lambda r: r[LOST] if r.get(LOST) is not None else 0.0)
         rows.append(
