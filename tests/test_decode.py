@@ -273,10 +273,16 @@ def test_other_models_go_through_transformers():
 
 
 @torch.no_grad()
-def test_a_llama_has_no_biases_and_is_fed_like_a_qwen2():
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_llama_is_fed_like_a_qwen2(biased, heads):
     torch.manual_seed(0)
-    settings = LlamaConfig(**SMALL | {"num_key_value_heads": 2})
+    biases = {"attention_bias": biased, "mlp_bias": biased}
+    settings = LlamaConfig(**SMALL | {"num_key_value_heads": heads} | biases)
     llama = AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    for name, parameter in llama.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
     decoder = make_decoder(llama, 2, 9)
     assert isinstance(decoder, RaggedDecoder)
     decoder.feed([[1, 2, 7], [3]])

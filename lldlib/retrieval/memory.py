@@ -9,7 +9,7 @@ from rank_bm25 import BM25Okapi
 from lldlib.retrieval.passages import Hit, Passage, ScoredRetriever, best, check_k, words
 
 CACHE_SIZE = 4096  # queries whose results are kept
-CACHE_BYTES = 2**25  # of single words' scores, which most of the time goes into
+CACHE_BYTES = 2**25  # for scores of single words, a search's slowest part
 
 
 class _BM25(BM25Okapi):

@@ -27,8 +27,9 @@ class RaggedCache:
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
         # zeros, not empty: what attention masks it still multiplies with 0
         if by_token:
-            keys, values = like.new_zeros(2, layers, rows, capacity, heads, size)
-            self.keys, self.values = keys.permute(0, 1, 3, 4, 2), values.transpose(2, 3)
+            shape = (layers, rows, capacity, heads, size)
+            self.keys = like.new_zeros(shape).permute(0, 1, 3, 4, 2)
+            self.values = like.new_zeros(shape).transpose(2, 3)
         else:
             self.keys = like.new_zeros(layers, rows, heads, size, capacity)
             self.values = like.new_zeros(layers, rows, heads, capacity, size)

@@ -22,7 +22,7 @@ from lldlib.rollout.cache import RaggedCache, new_cache
 NEVER = float("-inf")
 PLAIN = (Qwen2Model, LlamaModel)  # rotated grouped heads, RMS norms, one MLP a layer
 SMALL = 2**20  # matrices of up to so many weights are copied: side by side, inputs first
-FEW = 8  # heads of a model whose cache lies by token on a CPU
+FEW = 8  # a model of at most so many heads has a cache that lies by token on a CPU
 PIECE = CHUNK_ELEMENTS  # attention scores, or a layer's widest numbers, while long texts are fed
 
 
@@ -238,7 +238,7 @@ class _Layer:
 
     before: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor]  # to queries, keys and values, side by side
-    out: Callable[[Tensor, Tensor], Tensor]  # what is added to the states: theirs come first
+    out: Callable[[Tensor, Tensor], Tensor]  # (states, attended) -> states + o_proj(attended)
     between: Callable[[Tensor], Tensor]
     gate_up: Callable[[Tensor], tuple[Tensor, Tensor]]
     down: Callable[[Tensor, Tensor], Tensor]
@@ -267,7 +267,7 @@ def _linear(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def _small(layers: list[nn.Module]) -> bool:
     """Whether all are plain matrices, few enough weights in all to be copied for a rollout."""
-    plain = all(type(layer) is nn.Linear for layer in layers)
+    plain = all(type(x) is nn.Linear and type(x.weight) is nn.Parameter for x in layers)
     return plain and sum(layer.weight.numel() for layer in layers) <= SMALL
 
 
@@ -287,8 +287,8 @@ def _joined(layers: list[nn.Module]) -> Callable[[Float[Tensor, "N H"]], Float[T
 
 
 def _both(first: nn.Module, second: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The outputs of two equally wide layers."""
-    if not _small([first, second]):
+    """The outputs of two equally wide layers; on a CPU small plain ones as those of `_joined`."""
+    if not _small([first, second]) or first.weight.device.type != "cpu":
         apart = _linear(first), _linear(second)
         return lambda states: (apart[0](states), apart[1](states))
     joined = _joined([first, second])
@@ -296,8 +296,8 @@ def _both(first: nn.Module, second: nn.Module) -> Callable[[Tensor], tuple[Tenso
 
 
 def _added(layer: nn.Module) -> Callable[[Float[Tensor, "N H"], Float[Tensor, "N P"]], Tensor]:
-    """A layer's output on top of the states."""
-    if not _small([layer]) or layer.bias is not None:
+    """A layer's output on top of the states; on a CPU a small plain matrix is copied, as above."""
+    if not _small([layer]) or layer.bias is not None or layer.weight.device.type != "cpu":
         linear = _linear(layer)
         return lambda states, inner: states + linear(inner)
     weight = layer.weight.T.contiguous()
