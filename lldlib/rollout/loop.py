@@ -211,7 +211,9 @@ class Rollout:
                 [row.number * size + min(row.chosen + k, size - 1) for k in block]
                 for row in running
             ]
-            self._advance(running, *drawer.draw(fed, chance.take(torch.tensor(places))))
+            self._advance(
+                running, *drawer.draw(fed, chance.take(torch.tensor(places, device=chance.device)))
+            )
             for place, row in enumerate(running):
                 if row.stop is not None and waiting:
                     running[place] = waiting.pop()
