@@ -22,6 +22,7 @@ CHUNK_ELEMENTS = 2**25  # logits held at a time: 128 MiB in float32
 # On a CPU, where no chunk is computed twice: 16 MiB stay in the processor's cache, and the
 # allocator gives them out again without asking the system for pages.
 CPU_ELEMENTS = 2**22
+CPU_ROWS = 128  # but at least so many rows: fewer read a large head too often for what they compute
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def head_scores(
 def _elements(head: nn.Module, hidden: Tensor) -> int:
     """Logits to hold at a time; a head that is trained computes those of several chunks twice."""
     trained = torch.is_grad_enabled() and any(p.requires_grad for p in head.parameters())
-    return CHUNK_ELEMENTS if trained or hidden.device.type != "cpu" else CPU_ELEMENTS
+    if trained or hidden.device.type != "cpu":
+        return CHUNK_ELEMENTS
+    return min(CHUNK_ELEMENTS, max(CPU_ELEMENTS, CPU_ROWS * getattr(head, "out_features", 0)))
 
 
 def _scores(head, hidden, targets, temperature, entropy, proxy, top1, elements) -> HeadScores:
