@@ -337,5 +337,6 @@ def frame(text: str, height: int) -> str:
     """A page inside another."""
     return (
         f'<iframe title="diagnosis" srcdoc="{html.escape(text, quote=True)}" '
-        f'style="width:100%;height:{height}px;border:1px solid #d5dbe1"></iframe>'
+        f'style="width:100%;height:{height}px;border:1px solid #d5dbe1;'
+        'box-sizing:border-box"></iframe>'
     )

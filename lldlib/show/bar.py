@@ -135,7 +135,7 @@ class Bar(ipywidgets.VBox):
                 self.knobs[name] = Knobs(name, lambda asked, name=name: self._turned(name, asked))
                 for part in self.knobs[name].parts.values():
                     part.disabled = self.chosen.disabled
-        self.chosen.style.button_width = f"{24 + 8 * max(map(len, names))}px"
+        self.chosen.style.button_width = f"{32 + 9 * max(map(len, names))}px"
         self._show_knobs()
 
     def _show_knobs(self) -> None:

@@ -272,7 +272,7 @@ class SpiralView(ipywidgets.HTML):
 
     def __init__(self, runs: Sequence[Run], height: int, play: bool = False):
         page = html.escape(spiral_page(runs, play=play))
-        look = f"width: 100%; height: {height}px; border: 1px solid #999"
+        look = f"width: 100%; height: {height}px; border: 1px solid #999; box-sizing: border-box"
         super().__init__(
             f'<iframe title="the spiral" sandbox="allow-scripts" style="{look}" '
             f'srcdoc="{page}"></iframe>'
