@@ -53,8 +53,8 @@ from lldlib.types import TokenInfo
 __all__ = [
     "ARMS", "BATCH", "COLOUR", "COOLER_COLOUR", "FAST", "GRPO_COLOUR", "LLDS_COLOUR",
     "SMOLLM_COLOUR", "DrawPrediction", "Figure", "Path", "Predict", "Run", "charges",
-    "checks", "data_dir", "demo", "display", "early_pairs", "early_rewards", "fate", "first_under",
-    "fmean", "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs",
+    "checks", "data_dir", "demo", "display", "early_rewards", "fate", "first_under", "fmean",
+    "gradients_by_author", "label_ends", "ladder", "last_five", "limited_runs",
     "load_policy", "losses", "median", "open_planet", "pd", "random", "recorded", "replay",
     "rings_at", "roll_out", "seed_digits", "seed_dots", "show", "smollm_runs", "stdev", "style",
     "table", "tempfile", "third_batch", "third_update", "torch", "train_at", "train_masked",
@@ -261,27 +261,6 @@ def rings_at(run: Run, limit: float, window: int) -> float:
     """The first batch at which notebook 7's alarm on the reward rings; nan where it never does."""
     mean = pd.Series(run.column("reward/mean")).rolling(window, min_periods=1).mean()
     return first_under(mean / mean.cummax(), limit)
-
-
-def early_pairs() -> pd.DataFrame:
-    """How well the first batches of 259 recorded runs tell who dies.
-
-    A pair is two runs of one file and one rate, of which one died. A curve sorts it rightly if it
-    is lower in that run (ties count half). A line for each last batch that is read, from 2 on, with
-    the share of pairs that are sorted rightly: by the mean change of right answers so far, and by
-    the mean reward of the last two batches, less that of the first two.
-    """
-    rows = pd.read_csv(data_dir() / "atlas/first_falls.csv")
-    two = rows.pivot(index="batch", columns="run", values="reward").rolling(2).mean()
-    change = rows.pivot(index="batch", columns="run", values="change").expanding().mean()
-    about = rows[rows.batch == 0][["run", "row", "rate", "died"]]
-    dead, alive = about[about.died == 1], about[about.died == 0]
-    pairs = dead.merge(alive, on=["row", "rate"])
-    shares = {}
-    for name, curve in (("right answers", change), ("reward", two - two.loc[1])):
-        one, other = curve[pairs.run_x].to_numpy(), curve[pairs.run_y].to_numpy()
-        shares[name] = ((one < other) + (one == other) / 2).mean(axis=1)
-    return pd.DataFrame(shares, index=two.index).loc[2:]
 
 
 def limited_runs() -> pd.DataFrame:

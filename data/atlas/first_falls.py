@@ -1,10 +1,10 @@
 """Do falls in the first five batches say who sinks? python data/atlas/first_falls.py [--write]
 
-With `--write` it writes first_falls.csv, from which notebook 7 draws how early a curve tells who
-dies: the first eleven batches of the runs below, without the new ones. A run has a number there,
-its file is its row, and `died` is 1 where the collapse rule says so.
+With `--write` it writes first_falls.csv, from which a table of notebook 7 is counted: the first
+eleven batches of the runs below, without the new ones. A run has a number there, its file is its
+row, and `died` is 1 where the collapse rule says so.
 
-Prints the table of signs.md's "The first five batches". "Area" is the share of pairs, one run that
+Prints the tables of signs.md's "The first five batches". "Area" is the share of pairs, one run that
 sinks and one that lives, in which the first has the deeper fall (the further move, the lower
 reward): .5 says nothing, 1 sorts all.
 """
@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
 from collect import gathered
 
 from lldlib.files import markdown_table
@@ -88,6 +89,27 @@ def area(runs: Iterable[Run], key: str) -> str:
     return f"{fmean(pairs):.2f}" if pairs else "-"
 
 
+def early_pairs() -> pd.DataFrame:
+    """How well the first batches of 259 recorded runs tell who dies.
+
+    A pair is two runs of one file and one rate, of which one died. A curve sorts it rightly if it
+    is lower in that run (ties count half). A line for each last batch that is read, from 2 on, with
+    the share of pairs that are sorted rightly: by the mean change of right answers so far, and by
+    the mean reward of the last two batches, less that of the first two.
+    """
+    rows = pd.read_csv(Path(__file__).parent / "first_falls.csv")
+    two = rows.pivot(index="batch", columns="run", values="reward").rolling(2).mean()
+    change = rows.pivot(index="batch", columns="run", values="change").expanding().mean()
+    about = rows[rows.batch == 0][["run", "row", "rate", "died"]]
+    dead, alive = about[about.died == 1], about[about.died == 0]
+    pairs = dead.merge(alive, on=["row", "rate"])
+    shares = {}
+    for name, curve in (("right answers", change), ("reward", two - two.loc[1])):
+        one, other = curve[pairs.run_x].to_numpy(), curve[pairs.run_y].to_numpy()
+        shares[name] = ((one < other) + (one == other) / 2).mean(axis=1)
+    return pd.DataFrame(shares, index=two.index).loc[2:]
+
+
 def main() -> None:
     """Print the table; with `--write`, write first_falls.csv."""
     if "--write" in sys.argv:
@@ -120,6 +142,9 @@ def main() -> None:
         "reward",
     )
     print(markdown_table(heads, rows))
+    shares = early_pairs().map("{:.2f}".format)
+    rows = [[str(batch), *shares] for batch, *shares in shares.itertuples()]
+    print(markdown_table(("last batch read", *shares), rows))
 
 
 if __name__ == "__main__":
