@@ -244,7 +244,7 @@ def curves() -> None:
     kept |= {SAMPLED: "right", MISSING: "right_misses", LOST: "correct_token"}
     parts = []
     for given, own in gathered("long_misses.jsonl.gz"):
-        if given.get("misses", "0.35") != "0.35":
+        if given.get("misses", "0.35") != "0.35" or given["steps"] == "500":
             continue
         part = pd.DataFrame(own).reindex(columns=list(kept)).rename(columns=kept)
         parts.append(part.assign(arm=given["method"], rate=given["lr"], seed=given["seed"]))
