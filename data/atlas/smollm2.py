@@ -175,7 +175,7 @@ def moves() -> None:
             last, moved, cost = shared[seed], run.column(MOVE), run.column(COST)
             lost = sum(v is not None and v < 0 for v in cost[10:]), len(cost) - 10
             cell = [name, str(seed), str(len(reward)), f"{fmean(reward[last - 5 : last]):.2f}"]
-            cell += [fate(run), f"{median(moved[10:]):.4f}", f"{max(moved):.3f}"]
+            cell += [fate(run, 0.1), f"{median(moved[10:]):.4f}", f"{max(moved):.3f}"]
             cell += [f"{fmean(run.column('update/kept')):.2f}", "{} of {}".format(*lost)]
             cell += [f"{run.column('policy/entropy')[-1]:.2f}", *cells(run)[-2:]]
             rows.append(cell)
