@@ -15,7 +15,7 @@ SERVERS = {"jupyterlab": jupyterlab, "voila": voila}
 def opening() -> str:
     """The cells of notebook 7 that make the field which takes a log, with what they need."""
     book = nbformat.read(NOTEBOOK, as_version=4)
-    named = ("from lldlib.course import *", "CURVES = ", "upload_widget()")
+    named = ("from lldlib.course import *", "loss, reward = ", "upload_widget()")
     book.cells = [
         c for c in book.cells if c.cell_type == "code" and any(n in c.source for n in named)
     ]
