@@ -95,6 +95,17 @@ def test_what_notebook_6_says_of_42_runs():
     assert "| fall (below 0) | 22 | 20 |" in text and "| do not fall | 20 | 5 |" in text
 
 
+def test_how_much_of_a_fall_is_chance(script):
+    """Five answers whose chance is uniform: two groups of three are mixed; and a row of the page."""
+    steady = script("atlas/steady.py")
+    assert steady.mixed(0.5, 1 / 3) == pytest.approx(2 / 3)
+    rewards = steady.means(12, 0.8, 0.2, window=5)
+    fell = (rewards.amax(1) - rewards[:, -1] >= 0.1).float().mean().item()
+    page = (DATA / "atlas/smollm2.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"\| 12 \| 0.8 \| 0.52 \| ([\d.]+) \|", page)
+    assert fell == pytest.approx(float(told), abs=0.02)
+
+
 @pytest.mark.long
 def test_the_first_five_batches_of_all_runs(script):
     """The 259 runs of signs.md."""

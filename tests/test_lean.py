@@ -33,6 +33,18 @@ def naive(head, hidden, targets, temperature):
     return log_probs.gather(-1, targets[:, None])[:, 0], log_probs, logits
 
 
+def test_a_large_frozen_head_is_read_for_128_rows_or_more():
+    hidden = torch.zeros(1, HIDDEN)
+    for words, frozen, elements in (
+        (151_936, True, 128 * 151_936),
+        (1000, True, lean.CPU_ELEMENTS),
+        (1_000_000, True, lean.CHUNK_ELEMENTS),
+        (151_936, False, lean.CHUNK_ELEMENTS),
+    ):
+        head = nn.Linear(HIDDEN, words, device="meta").requires_grad_(not frozen)
+        assert lean._elements(head, hidden) == elements
+
+
 @pytest.mark.parametrize("per_chunk", [1, 5, 22])  # 5 leaves a short last chunk
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("proxy", [MIN_P, FIXED])
