@@ -96,7 +96,7 @@ def test_what_notebook_6_says_of_42_runs():
 
 
 def test_how_much_of_a_fall_is_chance(script):
-    """Five answers whose chance is uniform: two groups of three are mixed; and a row of the page."""
+    """Five answers of uniform chance: two groups of three are mixed; and a row of the page."""
     steady = script("atlas/steady.py")
     assert steady.mixed(0.5, 1 / 3) == pytest.approx(2 / 3)
     rewards = steady.means(12, 0.8, 0.2, window=5)
