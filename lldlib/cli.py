@@ -426,6 +426,7 @@ def fit(
     rollouts: int = 40,
     tokens: int = 2048,
     reference: bool = True,
+    move_limit: bool = False,
 ) -> int:
     """Say before any weights are downloaded whether training fits on a GPU, part by part.
 
@@ -438,6 +439,7 @@ def fit(
         rollouts: episodes generated at the same time
         tokens: length of the longest episode, passages included
         reference: the loss has a KL to the reference policy
+        move_limit: each update is limited, as by train's --move-limit
     """
     from lldlib.policy.load import LoraSettings
     from lldlib.policy.memory import Shape, estimate
@@ -455,6 +457,7 @@ def fit(
         dtype=load.dtype,
         gradient_checkpointing=load.gradient_checkpointing,
         reference=reference,
+        move_limit=move_limit,
     )
     say(found.table())
     return 0 if found.fits else 1

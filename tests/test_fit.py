@@ -104,6 +104,11 @@ def test_the_parts_that_are_counted(folder):
     assert half.always["master weights"] == 4 * count and half.always["optimiser"] == 8 * count
     alone = estimate(folder, 16, SHAPE, **settings | {"reference": False})
     assert "reference" not in alone.always
+    # what the optimiser moves is copied in the format that it moves: float32, here
+    for one in (settings, settings | {"dtype": "bfloat16"}):
+        limited = estimate(folder, 16, SHAPE, **one, move_limit=True)
+        assert limited.update["weights before the update"] == 4 * count
+        assert limited.total == estimate(folder, 16, SHAPE, **one).total + 4 * count
 
     rank = 4
     qlora = settings | {"quantize": "nf4", "lora": LoraSettings(rank, 8), "dtype": "bfloat16"}

@@ -423,6 +423,11 @@ def linear(subject: Subject) -> str:
     return "falls of 1, 2 and 4 parts have slopes in ratio " + _ratio(slopes)
 
 
+def _tokens(count: Tensor | int, kind: str = "") -> str:
+    """The count in words, such as "2 fallen tokens"."""
+    return f"{int(count)} {kind}token{'s' * (int(count) != 1)}"
+
+
 def _ratio(values: Tensor) -> str:
     first = float(values[0]) or 1.0
     return " : ".join(f"{float(v) / first:.3g}" for v in values)
@@ -433,8 +438,8 @@ def _gate_check(subject: Subject, case: Case) -> str:
     if torch.equal(acts, wanted):
         return ""
     extra, missed = int((acts & ~wanted).sum()), int((wanted & ~acts).sum())
-    said = [f"acts on {extra} tokens behind a closed gate"] * bool(extra)
-    said += [f"leaves {missed} fallen tokens behind an open gate"] * bool(missed)
+    said = [f"acts on {_tokens(extra)} behind a closed gate"] * bool(extra)
+    said += [f"leaves {_tokens(missed, 'fallen ')} behind an open gate"] * bool(missed)
     return " and ".join(said) + f"; behaves like the gate: {looks_like(subject)}"
 
 
@@ -488,7 +493,7 @@ def rows_positive(subject: Subject) -> str:
 @_promise("rows of A < 0 are left alone")
 def rows_negative(subject: Subject) -> str:
     count = int(subject.acts(ROWS)[1].sum())
-    return f"it acts on {count} tokens of a row of A < 0" if count else ""
+    return f"it acts on {_tokens(count)} of a row of A < 0" if count else ""
 
 
 @_promise("rows of A = 0 are kept by --preserve nonnegative, left alone by positive")
@@ -503,7 +508,9 @@ def tied_batch(subject: Subject) -> str:
 
 def _zero_rows(subject: Subject, case: Case, row: int) -> str:
     seen, wanted = int(subject.acts(case)[row].sum()), int(subject.wanted(case)[row].sum())
-    return "" if seen == wanted else f"it acts on {seen} tokens of a row of A = 0, not on {wanted}"
+    return (
+        "" if seen == wanted else f"it acts on {_tokens(seen)} of a row of A = 0, not on {wanted}"
+    )
 
 
 @_promise("advantages only choose rows: their size changes nothing")
@@ -521,7 +528,7 @@ def _near(one: Tensor, other: Tensor, subject: Subject) -> bool:
 @_promise("no gradient on tokens that the policy did not choose")
 def mask_gradient(subject: Subject) -> str:
     wrong = subject.acts(FELL) & ~FELL.action_mask
-    return f"it acts on {int(wrong.sum())} tokens outside the mask" if wrong.any() else ""
+    return f"it acts on {_tokens(wrong.sum())} outside the mask" if wrong.any() else ""
 
 
 @_promise("what stands at masked tokens changes nothing")
@@ -559,7 +566,7 @@ def nothing_kept(subject: Subject) -> str:
 @_promise("a mean over the kept rows' tokens (the paper) or all action tokens (the official code)")
 def normaliser(subject: Subject) -> str:
     name, known = _normaliser(subject)
-    return "" if known else f"divided by {name}: lambda changes its meaning with the batch"
+    return "" if known else f"divided by {name}: one lambda weighs more in one batch than another"
 
 
 def _normaliser(subject: Subject) -> tuple[str, bool]:
@@ -619,7 +626,7 @@ def bf16(subject: Subject) -> str:
     wanted = subject.wanted(case)
     if torch.equal(acts, wanted) and seen.value == seen.value:
         return ""
-    return f"it acts on {int(acts.sum())} tokens, in exact arithmetic on {int(wanted.sum())}"
+    return f"it acts on {_tokens(acts.sum())}, in exact arithmetic on {int(wanted.sum())}"
 
 
 def _updates(args: Any) -> Promise:

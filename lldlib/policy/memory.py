@@ -90,10 +90,12 @@ def estimate(
     dtype: Precision,
     gradient_checkpointing: bool,
     reference: bool,
+    move_limit: bool = False,
 ) -> Fit:
     """The memory of a GRPO run of `policy` with the settings of `load_policy`.
 
     `reference`: the loss has a KL term, which without adapters needs a second copy of the weights.
+    `move_limit`: each update is limited, for which what it moves is copied first (`train.limit`).
     Raises ValueError for an unknown policy, or a quantised one without adapters.
     """
     if quantize and lora is None:
@@ -124,6 +126,7 @@ def estimate(
         always["adapters"] = 4.0 * trainable
     elif reference:
         always["reference"] = float(stored)
+    copied = {"weights before the update": 4.0 * trainable} if move_limit else {}
     # bitsandbytes unpacks one layer's weight at a time
     unpacked = float(max(m.weight.numel() for m in linear) * item if quantize else 0)
     return Fit(
@@ -133,7 +136,8 @@ def estimate(
             "activations": max(0.0, step - head),
             "head": head,
             "unpacked weight": unpacked,
-        },
+        }
+        | copied,
         rollout=_rollout(config, shape, item) | {"unpacked weight": unpacked},
         available=gpu_gb * GB,
     )
