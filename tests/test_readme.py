@@ -167,10 +167,11 @@ def test_a_pretrained_model_rose_and_died():
         assert [name == "died" for name in found] == [*map(smollm2.is_dead, runs)]
         return found.count("died"), found.count("fell")
 
-    told = "GRPO died on {} of 9 seeds (and fell on {}); with LLDS on {} (fell: {})"
-    assert told.format(*fates(grpo), *fates(llds)) in README
+    (grpo_died, *fell), (llds_died, *llds_fell) = fates(grpo), fates(llds)
+    assert f"GRPO died on {grpo_died} of 9 seeds, with LLDS on {llds_died};" in README
+    assert fell == llds_fell == [0] and "at 3e-4 none fell so" in README
     by_a_tenth = [fates(runs, 0.1)[1] for runs in (grpo, llds)]
-    assert "by .1 or more, {} of GRPO's runs fell and {} of LLDS's.".format(*by_a_tenth) in README
+    assert "by .1 or more {} of GRPO's runs and {} of LLDS's did.".format(*by_a_tenth) in README
     assert "GRPO at 1e-4 (died on {}, fell on {})".format(*fates(cooler)) in README
     lost = []
     for run in grpo:
