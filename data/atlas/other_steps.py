@@ -7,7 +7,8 @@ GRPO with one thing changed, each arm once a seed:
 - large epsilon: AdamW's epsilon is 1e-3, about the root of its second moment here;
 - long ramp: the rate rises over 20 batches in place of 5;
 - cosine: after the ramp the rate falls to 0 along a cosine;
-- entropy: a bonus whose weight follows the entropy of the LLDS run of the same seed.
+- entropy: a bonus whose weight follows the entropy of the LLDS run of the same seed;
+- gentle entropy: the same, in smaller moves and within smaller bounds.
 
 And LLDS .5 with one thing changed:
 
@@ -17,12 +18,14 @@ And LLDS .5 with one thing changed:
 - after the clip: LLDS's gradient is added to the policy's when that one has been clipped.
 
 Writes run folders; data/atlas/collect.py gathers them into other_steps.jsonl.gz, of which the
-script prints the table of controls.md where no FOLDER is given.
+script prints the table of controls.md where no FOLDER is given. Gentle entropy, and others where
+searches miss: smaller_step_misses.py.
 """
 
 import dataclasses
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,7 +40,7 @@ from lldlib.policy.optimizer import adjust
 from lldlib.train.run import TrainingRun
 
 DONE = "done"
-EPSILON, FACTOR, WEIGHTS = 1e-3, 1.5, (1e-3, 0.5)  # of the entropy bonus: each move, its range
+EPSILON = 1e-3
 
 
 class Split(Watched):
@@ -137,16 +140,22 @@ class Entropy(Watched):
     """A bonus that follows the entropy of the LLDS run of the same seed."""
 
     aim: list[float]
-    weight = 0.01
+    weight, factor, least, most = 0.01, 1.5, 1e-3, 0.5  # the first weight, each move, its range
 
     def step(self):
         """One batch, then the weight of the next."""
         self.turn(loss=dataclasses.replace(self.config.loss, entropy_coef=self.weight))
         metrics, episodes = super().step()
         low = metrics["policy/entropy"] < self.aim[self.step_index - 1]
-        weight = self.weight * FACTOR if low else self.weight / FACTOR
-        self.weight = min(max(weight, WEIGHTS[0]), WEIGHTS[1])
+        weight = self.weight * self.factor if low else self.weight / self.factor
+        self.weight = min(max(weight, self.least), self.most)
         return metrics, episodes
+
+
+class Gentle(Entropy):
+    """The same in smaller moves."""
+
+    weight, factor, least, most = 0.002, 1.1, 1e-4, 0.02
 
 
 def _norm(gradient: list[Tensor]) -> Tensor:
@@ -164,27 +173,38 @@ ARMS = {  # method of smaller_step's arm, trainer, settings
     "random tokens": ("llds", RandomTokens, {}),
     "after the clip": ("llds", AfterClip, {}),
 }
+HOT = tuple(ARMS)  # those that were run at the hot rate
+ARMS["gentle entropy"] = ("capped", Gentle, {})
 
 
-def settings(arm: str, seed: int) -> TrainConfig:
-    """Of the main study's hot GRPO or LLDS, with the arm's change."""
+def settings(
+    arm: str, seed: int, base: Callable[[str, int], TrainConfig] = config_of
+) -> TrainConfig:
+    """Of the study's GRPO or LLDS, the main one's at the hot rate, with the arm's change."""
     method, _, changed = ARMS[arm]
-    return dataclasses.replace(config_of(method, seed), **changed)
+    return dataclasses.replace(base(method, seed), **changed)
 
 
-def train(folder: Path, arm: str, seed: int) -> None:
-    """One run, unless it is there already."""
+def train(
+    folder: Path,
+    arm: str,
+    seed: int,
+    base: Callable[[str, int], TrainConfig] = config_of,
+    more: str = "",
+    guide: str = "smaller_step.jsonl.gz",
+) -> None:
+    """One run, unless it is there already; `more` of its name, `guide` has the LLDS runs."""
     method = "llds" if ARMS[arm][0] == "llds" else "grpo"
-    out = folder / f"method={method},arm={arm},seed={seed}"
+    out = folder / f"method={method},arm={arm},{more}seed={seed}"
     if (out / DONE).exists():
         return
-    run = TrainingRun(settings(arm, seed), out)
+    run = TrainingRun(settings(arm, seed, base), out)
     trainer = ARMS[arm][1](run.config, run.setting.policy, run.setting.environment)
-    if arm == "entropy":
+    if isinstance(trainer, Entropy):
         (trainer.aim,) = [
             [row["policy/entropy"] for row in rows]
-            for given, rows in gathered("smaller_step.jsonl.gz")
-            if (given["arm"], int(given["seed"])) == ("llds", seed)
+            for given, rows in gathered(guide)
+            if (given.get("arm"), int(given["seed"])) == ("llds", seed)
         ]
     run.trainer = trainer
     while run.next_batch < BATCHES:
@@ -201,7 +221,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     for seed in map(int, sys.argv[2:] or SEEDS):
-        for arm in ARMS:
+        for arm in HOT:
             train(Path(sys.argv[1]), arm, seed)
 
 

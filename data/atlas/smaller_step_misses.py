@@ -1,14 +1,16 @@
-"""LLDS's own moves where searches miss: python data/atlas/smaller_step_misses.py FOLDER ARM SEED
+"""What LLDS does where searches miss: python data/atlas/smaller_step_misses.py FOLDER ARM SEED
 
-The seventh rule of uncertain.md. ARM is llds, matched or plain, as in smaller_step.py; matched
-needs llds of its seed. Writes run folders, which data/atlas/collect.py gathers into
-limits.jsonl.gz. Without arguments it prints the table of those runs and of the sixth rule's.
+The seventh and thirteenth rule of uncertain.md. ARM is one of smaller_step.py, of which matched
+needs llds of its seed, or one of other_steps.py. Writes run folders, which data/atlas/collect.py
+gathers into limits.jsonl.gz. Without arguments it prints the table of those runs and of the sixth
+rule's.
 """
 
 import sys
 from pathlib import Path
 from statistics import fmean
 
+import other_steps
 import torch
 from collect import gathered
 from smaller_step import ARMS, BATCHES, train
@@ -40,9 +42,9 @@ def print_table() -> None:
 
 
 def config_of(arm: str, seed: int) -> TrainConfig:
-    """The seventh rule's setting."""
+    """The two rules' setting."""
     given = {"lr": RATE, "misses": MISSES, "eval_every": 5, "probe_every": 0}
-    given |= {"llds_coef": WEIGHT} if arm == "llds" else {}
+    given |= {"llds_coef": WEIGHT} if ARMS[arm] == "llds" else {}
     return train_config(ARMS[arm], seed, "half_taught", checkpoint_every=0, steps=BATCHES, **given)
 
 
@@ -57,7 +59,11 @@ def main() -> None:
         print_table()
         return
     torch.set_num_threads(1)
-    train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), config_of, named)
+    folder, arm, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    if arm in ARMS:
+        train(folder, arm, seed, config_of, named)
+    else:
+        other_steps.train(folder, arm, seed, config_of, f"misses={MISSES},", "limits.jsonl.gz")
 
 
 if __name__ == "__main__":
