@@ -106,6 +106,15 @@ def test_how_much_of_a_fall_is_chance(script):
     assert fell == pytest.approx(float(told), abs=0.02)
 
 
+@pytest.mark.parametrize("name", ["rungs", "tied", "displaced", "picture", "hours"])
+def test_the_tables_of_smollm2_that_came_after_the_runs(script, capsys, name):
+    """The page has them as the script prints them."""
+    getattr(script("atlas/smollm2.py"), name)()
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    page = (DATA / "atlas/smollm2.md").read_text(encoding="utf-8").splitlines()
+    assert len(told) > 5 and set(told) <= set(page)
+
+
 @pytest.mark.long
 def test_the_first_five_batches_of_all_runs(script):
     """The 259 runs of signs.md."""
@@ -189,3 +198,27 @@ def test_the_table_of_rescues_in_notebook_1():
     assert list(counts.values()) == [[6, 0, 6, 6, 6], [16, 0, 3, 9, 11], [2, 0, 0, 0, 0]]
     for row in counts.values():
         assert f"| {' | '.join(map(str, row))} |" in text
+
+
+def test_the_words_of_the_long_runs(script):
+    """The third rule of uncertain.md by hand, and every row of its table of words."""
+    long_signs = script("atlas/long_signs.py")
+
+    def word(rewards: list[float], marks: dict[int, float]) -> str:
+        rows = [{"step": step, "reward/mean": reward} for step, reward in enumerate(rewards)]
+        for done, mark in marks.items():
+            rows[done - 1][long_signs.SAMPLED] = mark
+        return long_signs.word(rows)
+
+    held = [0.5] * 200
+    assert word(held, {50: 0.9, 90: 0.2, 150: 0.76, 200: 0.8}) == "settles"
+    assert word(held, {50: 0.9, 150: 0.74, 200: 0.9}) == "sways"
+    gone = [0.5] * 120 + [0.0] * 80
+    assert word(gone, {100: 0.8, 150: 0.1, 200: 0.4}) == "dies"
+    assert word(gone, {100: 0.8, 150: 0.1, 200: 0.41}) == "sways"
+
+    page = (DATA / "atlas/uncertain.md").read_text(encoding="utf-8")
+    part = page.split("### The third rule's word for every long run")[1].split("### ")[0]
+    told = [line for line in part.splitlines() if line.startswith("| ")][2:]
+    assert len(told) >= 20
+    assert set(told) <= {f"| {' | '.join(row)} |" for row in long_signs.word_rows()}

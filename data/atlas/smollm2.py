@@ -32,6 +32,25 @@ GRPO, LLDS, COOLER = "GRPO, 3e-4", "GRPO + LLDS, 3e-4", "GRPO, 1e-4"  # names in
 LLDS_COOLER = "GRPO + LLDS, 1e-4"
 NOTED = (6, 7, 8)  # seeds whose runs note their moves
 MOVE = "update/move"  # a batch's mean over its updates
+NEAR = 3  # batches from one without a mixed group
+TOKEN = tuple(f"displacement/{whose}_token" for whose in ("correct", "all", "incorrect"))
+PICTURE = {
+    "reward": ("reward/mean", ".2f"),
+    "added to a right answer": (COST, "+.1f"),
+    "added to their tokens": (TOKEN[0], "+.3f"),
+    "to all tokens": (TOKEN[1], "+.3f"),
+    "share of right answers that lose": ("displacement/share_fallen", ".2f"),
+    "log-prob of their tokens": ("likelihood/correct", ".3f"),
+    "of the first action": ("likelihood/action_1", ".3f"),
+    "added to the first": ("displacement/action_1", "+.3f"),
+    "to the second": ("displacement/action_2", "+.3f"),
+    "to the third": ("displacement/action_3", "+.3f"),
+    "entropy": ("policy/entropy", ".2f"),
+    "share of tokens under .05": ("low_prob/mass", ".3f"),
+    "tokens an answer": ("length/tokens", ".0f"),
+    "searches": ("search/valid", ".1f"),
+    "gradient norm": ("grad/norm", ".2f"),
+}
 HEAD = (
     *("arm", "rate", "seed", "batches", "reward, first five", "best five", "last five", "dead"),
     *("worst cost of a correct response", "entropy, start and end", "groups mixed"),
@@ -240,6 +259,151 @@ def alarm() -> None:
         print(name, *(f"{first_under(mean / mean.cummax(), 0.36):g}" for mean in means))
 
 
+def every() -> dict[tuple[str, str], list[Run]]:
+    """All runs by start and by arm and rate; a long one in place of its first 60 batches."""
+    found: dict[tuple[str, str], dict[int, Run]] = {}
+    for folder in FOLDERS:  # the long ones come last
+        for run in map(Run, (HERE / folder).iterdir()):
+            start = "never" if folder == "smollm2" else "at times"
+            name = f"{arm(run)}, {1e4 * run.config['lr']:g}e-4".replace("10e-4", "1e-3")
+            found.setdefault((start, name), {})[run.config["seed"]] = run
+    return {key: [found[key][seed] for seed in sorted(found[key])] for key in sorted(found)}
+
+
+def span(values: Sequence[float], shape: str = "") -> str:
+    """The lowest and the highest."""
+    ends = dict.fromkeys(format(end(values), shape) for end in (min, max))
+    return " to ".join(ends)
+
+
+def average(rows: Sequence[dict], key: str) -> float:
+    """The mean over the batches that logged it."""
+    found = [row[key] for row in rows if row.get(key) is not None]
+    return fmean(found) if found else float("nan")
+
+
+def rungs() -> None:
+    """The ladder: each start, arm and rate."""
+    rows = []
+    for (start, name), runs in every().items():
+        fates = ["died" if is_dead(run) else fate(run) for run in runs]
+        exams = [score for run in runs if (score := last_exam(run)) == score]
+        moved = [median(run.column(MOVE)[10:]) for run in runs if MOVE in run.metrics[0]]
+        row = [start, name, " ".join(str(run.config["seed"]) for run in runs)]
+        row += [span([len(run.metrics) for run in runs])]
+        row += [str(fates.count(end)) for end in ("died", "fell")]
+        row += [f"{fmean(map(last_five, runs)):.2f}"]
+        row += [f"{fmean(exams):.2f} ({len(exams)})" if exams else "not asked"]
+        rows.append([*row, span(moved, ".4f") if moved else ""])
+    head = ["start right at two hops", "arm, rate", "seeds", "batches", "died", "fell by .25"]
+    head += ["reward, last five up to batch 60", "held out, sampled (runs)", "median move, nats"]
+    print(f"\nladder\n\n{markdown_table(head, rows)}")
+
+
+def tied() -> None:
+    """Batches with right answers and no mixed group, mixed ones up to NEAR batches away, others."""
+    rows = []
+    for (start, name), runs in every().items():
+        kinds: dict[str, list[dict]] = {"none mixed": [], "mixed, near": [], "mixed, all": []}
+        for run in runs:
+            right = [row for row in run.metrics if row["reward/mean"]]
+            none = [row for row in right if not row["reward/mixed_groups"]]
+            mixed = [row for row in right if row["reward/mixed_groups"]]
+            near = [r for r in mixed if any(abs(r["step"] - n["step"]) <= NEAR for n in none)]
+            for found, more in zip(kinds.values(), (none, near, mixed), strict=True):
+                found.extend(more)
+            if none:
+                told = ", ".join(f"{row['step']} ({row[COST]:+.2f})" for row in none)
+                print(f"no mixed group, {start}, {name}, seed {run.config['seed']}: {told}")
+        if start == "never" or not kinds["none mixed"]:
+            continue
+        for kind, found in kinds.items():
+            costs, moved = [r[COST] for r in found], [r[MOVE] for r in found if MOVE in r]
+            row = [name, kind, str(len(found)), f"{average(found, 'reward/mean'):.2f}"]
+            row += [f"{average(found, 'update/zero_gradient'):.2f}"]
+            row += [f"{value:+.2f}" for value in (fmean(costs), median(costs), min(costs))]
+            row += [str(sum(cost < 0 for cost in costs))]
+            rows.append([*row, f"{median(moved):.4f} ({len(moved)})" if moved else ""])
+    head = ["arm, rate", "groups", "batches", "reward", "updates without a gradient"]
+    head += ["nats added to a right answer: mean", "median", "worst", "batches that cost it some"]
+    print(f"\ntied\n\n{markdown_table([*head, 'median move, nats (batches)'], rows)}")
+
+
+def end_of(run: Run) -> int:
+    """The batch from which on no reward reaches half of the best five in a row; alive: the end."""
+    half = max(windows(rewards(run))) / 2
+    held = [row["step"] for row in run.metrics if row["reward/mean"] >= half]
+    return held[-1] + 1 if is_dead(run) else len(run.metrics)
+
+
+def displaced() -> None:
+    """What a batch adds to a token of its right answers, of all and of its wrong ones."""
+    rows = []
+    for (start, name), runs in every().items():
+        dead = [run for run in runs if is_dead(run)]
+        told = {
+            f"seed {run.config['seed']}, ten up to {(end := end_of(run)) - 1}": run.metrics[
+                end - 10 : end
+            ]
+            for run in dead
+        }
+        lived = [run for run in runs if run not in dead]
+        told[f"{len(lived)} not dead, last 30"] = [r for run in lived for r in run.metrics[-30:]]
+        for label, found in told.items() if start == "at times" else ():
+            both = [row for row in found if row.get(TOKEN[0]) is not None]
+            above = sum(row[TOKEN[0]] > row[TOKEN[1]] for row in both)
+            means = (f"{average(found, key):+.3f}" for key in TOKEN)
+            rows.append([name, label, *means, f"{above} of {len(both)}"])
+    head = ["arm, rate", "batches", "right answers", "all", "wrong answers", "right above all"]
+    print(f"\na token\n\n{markdown_table(head, rows)}")
+
+
+def parts_of(run: Run) -> tuple[list[dict], ...]:
+    """The first ten batches, the last ten up to the end, the last one."""
+    end = end_of(run)
+    return run.metrics[:10], run.metrics[end - 10 : end], run.metrics[end - 1 : end]
+
+
+def picture() -> None:
+    """GRPO at 3e-4: means of the parts of the runs that died, and of those that live."""
+    runs = every()["at times", GRPO]
+    columns = [[run] for run in runs if is_dead(run)] + [[r for r in runs if not is_dead(r)]]
+    rows = []
+    for label, (key, shape) in PICTURE.items():
+        row = [label]
+        for some in columns:
+            parts = zip(*map(parts_of, some), strict=True)
+            means = (fmean(average(found, key) for found in part) for part in parts)
+            row.append(", ".join(format(mean, shape) for mean in means))
+        rows.append(row)
+    for i, label in enumerate(("first ten", "ten up to the end")):
+        gaps = []
+        for some in columns:
+            found = [parts_of(run)[i] for run in some]
+            keys = ("likelihood/action_1", "likelihood/action_2")
+            ones, twos = ([average(part, key) for part in found] for key in keys)
+            gaps.append(" ".join(f"{a - b:+.3f}" for a, b in zip(ones, twos, strict=True)))
+        rows.append([f"first less second, {label}, by run", *gaps])
+    norms = [[max(run.column("grad/norm")[: end_of(run)]) for run in some] for some in columns]
+    rows.append(["gradient norm, highest up to the end", *(span(some, ".2f") for some in norms)])
+    late = [[*run.column("policy/entropy")[end_of(run) :], 0] for (run,) in columns[:-1]]
+    rows.append(["entropy, highest after it", *(f"{max(some):.2f}" for some in late), ""])
+    heads = [f"seed {run.config['seed']}" for (run,) in columns[:-1]]
+    heads.append(f"the {len(columns[-1])} that live")
+    print(f"\npicture\n\n{markdown_table(['', *heads], rows)}")
+
+
+def hours() -> None:
+    """What the batches of each folder took, by `time/step`."""
+    rows = []
+    for folder in FOLDERS:
+        runs = [*map(Run, (HERE / folder).iterdir())]
+        skip = 60 * (folder == "smollm2_long")  # these stand in smollm2_two_hops
+        took = sum(sum(run.column("time/step")[skip:]) for run in runs)
+        rows.append([f"`{folder}/`", str(len(runs)), f"{took / 3600:.2f}"])
+    print(f"\nhours\n\n{markdown_table(['folder', 'runs', 'hours'], rows)}")
+
+
 def draw() -> None:
     """The processor's seeds: right answers' likelihood, reward, held-out score, endless answers."""
     measures = {"change of right\nanswers (nats)": COST, "reward": "reward/mean"}
@@ -251,9 +415,11 @@ def draw() -> None:
 
 
 def last_exam(run: Run) -> float:
-    """The last held-out score, sampled; 0 where a dead run was given no more batches."""
-    ended = is_dead(run) and len(run.metrics) < 60
-    return 0.0 if ended else present(run, "eval/heldout_em")[-1]
+    """The last held-out score up to batch 60, sampled; 0 where a dead run was given no more."""
+    if is_dead(run) and len(run.metrics) < 60:
+        return 0.0
+    found = present(run, "eval/heldout_em")[: 60 // (run.config["eval_every"] or 60)]
+    return found[-1] if found else float("nan")
 
 
 def draw_ends() -> None:
@@ -279,6 +445,8 @@ def main() -> None:
     for one in (GRPO, COOLER):
         interval(one, LLDS)
     moves()
+    for looked_at_later in (rungs, tied, displaced, picture, hours):
+        looked_at_later()
     capped()
     alarm()
 
