@@ -141,12 +141,13 @@ def main() -> None:
             }
             print(f"\nmisses {misses:g}, {name}\n")
             print(markdown_table(HEAD, ([str(arm), *cells(seeds)] for arm, seeds in own.items())))
-            ends = [
-                [str(arm), *(f"{end(seeds[s]):.2f}" if s in seeds else "-" for s in wanted)]
-                for arm, seeds in own.items()
-            ]
-            print("\nEvery seed's end, sampled\n")
-            print(markdown_table(["arm", *map(str, wanted)], ends))
+            for how, key in (("sampled", SAMPLED), ("greedy", GREEDY)):
+                ends = [
+                    [str(arm), *(f"{end(had[s], key):.2f}" if s in had else "-" for s in wanted)]
+                    for arm, had in own.items()
+                ]
+                print(f"\nEvery seed's end, {how}\n")
+                print(markdown_table(["arm", *map(str, wanted)], ends))
         plain = chosen(arms, llds=False) or plain
         kept = chosen(arms, llds=True) or kept
         print(f"\nmisses {misses:g}, chosen: {plain}; {kept}")

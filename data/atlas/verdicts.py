@@ -3,21 +3,25 @@
     python data/atlas/verdicts.py
 
 Reads weight.jsonl.gz, mismatch.jsonl.gz, rivals.jsonl.gz, long_misses.jsonl.gz, again.jsonl.gz and,
-for weight, uncertain.jsonl.gz. An end is the mean of the evaluations after 30 and 40 batches.
+for what stands beside them, the files of GRID and HOT; draws weight.png. An end is the mean
+of the evaluations after 30 and 40 batches.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from statistics import fmean
 
 import pandas as pd
 from collect import HERE, gathered
 from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
 from matplotlib.figure import Figure
+from methods import short
 
-from lldlib.course import COOLER_COLOUR, LLDS_COLOUR
-from lldlib.files import markdown_table
-from lldlib.show.style import BATCH, save, style
+from lldlib.course import COOLER_COLOUR, LLDS_COLOUR, light
+from lldlib.files import markdown_table, write_whole
+from lldlib.runs.phases import find_collapse
+from lldlib.show.style import BATCH, COLOURS, WIDTH, save, style
 
 MISSING, DRIFT = "eval/missing_em", "displacement/all_token"
 GAP = "policy/sampler_kl"
@@ -45,25 +49,40 @@ def mean(seeds: Mapping[int, Rows], key: str, last: int = BATCHES) -> float:
     return fmean(r[key] for rows in seeds.values() for r in rows[:last] if r.get(key) is not None)
 
 
-def weight() -> None:
-    """Ends by misses, lambda and rate; how often an update has no gradient."""
-    names = ("weight.jsonl.gz", "uncertain.jsonl.gz")
+PLAIN = {"method", "policy", "lr", "seed", "steps", "misses", "llds_coef", "llds_preserve"}
+PLAIN |= {"checkpoint_every", "eval_every", "probe_every", "exam_half"}
+GRID = ("weight.jsonl.gz", "uncertain.jsonl.gz", "mismatch.jsonl.gz")
+OLDER = ("search.jsonl.gz", "later.jsonl.gz")  # runs on the older planets
+HOT = ("smaller_step.jsonl.gz", "other_steps.jsonl.gz", "rivals.jsonl.gz", "methods.jsonl.gz")
+HOT += ("limits.jsonl.gz", *OLDER)
+HOT_RATE, A_POSITIVE = 1e-3, "positive"
+
+
+def weighed(*names: str) -> Found:
+    """GRPO and LLDS of seeds 0 to 2, validation half, by misses, kept rows, lambda and rate."""
 
     def key(given):
-        kept = given.get("llds_preserve", "positive")
+        kept = given.get("llds_preserve", A_POSITIVE)
         coef = float(given["llds_coef"]) if given["method"] == "llds" else 0.0
-        skipped = given.get("skip_zero_updates", "false") == "true"
-        return float(given.get("misses", 0)), kept, skipped, coef, float(given["lr"])
+        return float(given.get("misses", 0)), kept, coef, float(given["lr"])
 
-    runs = found(names, key, lambda given: given.get("exam_half") != "test")
+    def only(given):
+        same = given.keys() <= PLAIN and given["method"] in ("grpo", "llds")
+        return same and given.get("exam_half") != "test" and int(given["seed"]) < 3
+
+    return found(names, key, only)
+
+
+def weight() -> None:
+    """Ends by misses, lambda and rate; how often no group of a batch is mixed."""
     rows = []
-    for (misses, kept, skipped, coef, rate), seeds in sorted(runs.items()):
+    for (misses, kept, coef, rate), seeds in sorted(weighed(*GRID).items()):
         missing = f"{fmean(exam(r, MISSING) for r in seeds.values()):.2f}" if misses else "-"
         none = sum(r[NO_GRADIENT] > 0 for own in seeds.values() for r in own)
-        name = f"LLDS {coef:g}" if coef else "GRPO" + ", zero updates left out" * skipped
+        name = f"LLDS {coef:g}" if coef else "GRPO"
         rows.append(
             [
-                *(f"{misses:g}", name + ", A >= 0" * (kept == "nonnegative"), f"{rate * 1e4:g}e-4"),
+                *(f"{misses:g}", name + ", A >= 0" * (kept != A_POSITIVE), f"{rate * 1e4:g}e-4"),
                 *(" ".join(map(str, sorted(seeds))), ends(seeds), missing, "; ".join(fates(seeds))),
                 *(f"{mean(seeds, LOST):+.3f}", str(none)),
             ]
@@ -72,6 +91,86 @@ def weight() -> None:
     print(
         markdown_table([*head, "correct rows, nats per token", "batches without a gradient"], rows)
     )
+    print()
+    unmixed()
+
+
+def unmixed() -> None:
+    """Batches without a mixed group: before the fall of a collapse begins, and from then on.
+
+    All runs of GRID, and those at the hot rate of the other files.
+    """
+    counts: dict[tuple, list[int]] = defaultdict(lambda: [0] * 7)
+    for name in (*GRID, *HOT):
+        for given, own in gathered(name):
+            rate = float(given.get("lr", HOT_RATE if "_step" in name else 0))
+            if name in HOT and rate != HOT_RATE:
+                continue
+            fall = find_collapse([row["reward/mean"] for row in own])
+            begun = len(own) if fall.began is None else fall.began
+            bare = [row["step"] for row in own if row["reward/mixed_groups"] == 0]
+            early = sum(step < begun for step in bare)
+            logged = [row[NO_GRADIENT] > 0 for row in own if NO_GRADIENT in row]
+            counted = early, len(bare) - early, sum(logged), len(logged)
+            told = (1, fall.known is not None, len(own), *counted)
+            line = counts[name in HOT, rate, kind(name, given)]
+            line[:] = [a + b for a, b in zip(line, told, strict=True)]
+    rows = [[n, f"{r * 1e4:g}e-4", *map(str, told)] for (_, r, n), told in sorted(counts.items())]
+    head = ["arm", "rate", "runs", "collapse", "batches", "no mixed group before the fall begins"]
+    print(
+        markdown_table([*head, "from then on", "a gradient of 0", "of batches that log it"], rows)
+    )
+
+
+def kind(name: str, given: Mapping[str, str]) -> str:
+    """The line of a run in the table of `unmixed`."""
+    if name.startswith("rivals"):
+        return "rivals"
+    if "arm" in given:
+        return f"control: {given['arm']}"
+    if given["method"] in ("grpo", "llds"):
+        changed = not given.keys() <= PLAIN or given.get("llds_preserve") == "negative"
+        misses = f", misses {given['misses']}" if float(given.get("misses", 0)) else ""
+        return given["method"] + (", another setting" if changed else misses)
+    return "other methods" + " with LLDS" * ("llds" in given["method"])
+
+
+RATES, LAMBDAS = (1e-4, 2e-4, 4e-4, 6e-4, HOT_RATE), (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+SMALL_DPI = 80
+
+
+def by_lambda() -> Figure:
+    """The end by lambda with misses and without: a dot is a run, a line joins a rate's means.
+
+    Without misses open dots are runs on the older planets.
+    """
+    grid, older = weighed(*GRID), weighed(*OLDER)
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    for ax, misses in zip(figure.subplots(1, 2, sharey=True), (0.35, 0.0), strict=True):
+        for rate, colour in zip(RATES, COLOURS, strict=False):
+            line = []
+            for place, coef in enumerate(LAMBDAS):
+                cell = (misses, A_POSITIVE, coef, rate)
+                full = [exam(rows) for rows in grid.get(cell, {}).values()]
+                bare = [exam(rows) for rows in older.get(cell, {}).values()] * (not misses)
+                for values, face in ((full, colour), (bare, "white")):
+                    ax.scatter([place] * len(values), values, s=16, c=face, ec=colour, zorder=3)
+                line += [(place, fmean(full + bare))] if full + bare else []
+            where, height = zip(*line, strict=True) if line else ((), ())
+            ax.plot(where, height, color=colour, label=short(rate))
+        style(ax, "lambda (0: GRPO)", "held out, sampled, at the end" if misses else "")
+        ax.set(title=f"misses {misses:g}" if misses else "no misses", ylim=(-0.03, 1))
+        ax.set_xticks(range(len(LAMBDAS)), [f"{coef:g}" for coef in LAMBDAS])
+    handles = ax.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=len(RATES), frameon=False)
+    return figure
+
+
+def draw_by_lambda() -> None:
+    """weight.png, of few bytes."""
+    drawn = BytesIO()
+    by_lambda().savefig(drawn, format="png", dpi=SMALL_DPI, facecolor="white")
+    write_whole(HERE / "weight.png", light(drawn.getvalue()))
 
 
 def sampled_by(given: Mapping[str, str]) -> tuple[str, str]:
@@ -112,10 +211,11 @@ NAMES = {
     "random": "as many random groups",
     "sixteen": "RAGEN-2's prompts, 16 updates",
 }
+RIVAL_RATES = (2e-4, 6e-4, HOT_RATE)
 
 
 def rivals() -> None:
-    """Ends by method, misses and rate."""
+    """Ends by method, misses and rate, and those of GRPO and LLDS at the same rates."""
 
     def key(given):
         name = given.get("arm") or ("keep" if "keep_mixed" in given else given["method"])
@@ -125,11 +225,26 @@ def rivals() -> None:
         [
             *(NAMES[name], f"{misses:g}", f"{rate * 1e4:g}e-4", " ".join(map(str, sorted(seeds)))),
             *(ends(seeds), "; ".join(fates(seeds)), f"{-mean(seeds, DRIFT, 10):.3f}"),
+            " ".join(str(sum(r[NO_GRADIENT] > 0 for r in seeds[seed])) for seed in sorted(seeds)),
         ]
         for (name, misses, rate), seeds in found(("rivals.jsonl.gz",), key).items()
     ]
+    for planets, names, shown in (("", GRID, (0,)), (", older planets", OLDER, range(3))):
+        for (misses, kept, coef, rate), seeds in weighed(*names).items():
+            if kept != A_POSITIVE or rate not in RIVAL_RATES or misses not in (0, 0.35):
+                continue
+            if coef not in (0.0, 0.2, 0.5):
+                continue
+            own = {seed: seeds[seed] for seed in shown if seed in seeds}
+            name = (f"LLDS {coef:g}" if coef else "GRPO") + planets
+            rows.append(
+                [
+                    *(name, f"{misses:g}", f"{rate * 1e4:g}e-4", " ".join(map(str, own))),
+                    *(ends(own), "; ".join(fates(own)), f"{-mean(own, DRIFT, 10):.3f}", "-"),
+                ]
+            )
     head = ["method", "misses", "rate", "seeds", "end", "collapse", "drift, first ten batches"]
-    print(markdown_table(head, rows))
+    print(markdown_table([*head, "batches with an update of gradient 0"], rows))
 
 
 FROM = 100  # the batch from which a long run is described
@@ -149,19 +264,26 @@ def deepest(rewards: list[float]) -> str:
     return f"{max(falls):.2f} at {falls.index(max(falls))}"
 
 
+def arm_of(given: Mapping[str, str]) -> str:
+    """The name of a long run: method, share of misses unless .35, limit on updates, rate."""
+    arm = {"grpo": "GRPO", "llds": f"LLDS {given.get('llds_coef')}"}.get(given["method"])
+    arm = arm or f"GRPO, entropy bonus {given['entropy_coef']}"
+    if given.get("misses", "0.35") != "0.35":
+        arm += f", misses {given['misses']}"
+    if "move_limit" in given:
+        arm += f", limit {given['move_limit']}"
+    return f"{arm}, {float(given['lr']) * 1e4:g}e-4"
+
+
 def long() -> None:
     """Long runs, with misses .35 where no other share is named, from batch FROM on."""
     rows = []
     for given, own in gathered("long_misses.jsonl.gz"):
-        arm = {"grpo": "GRPO", "llds": f"LLDS {given.get('llds_coef')}"}.get(given["method"])
-        arm = arm or f"GRPO, entropy bonus {given['entropy_coef']}"
-        if given.get("misses", "0.35") != "0.35":
-            arm += f", misses {given['misses']}"
         end = own[-LAST:]
         worst = min(own, key=lambda r: r[LOST] if r.get(LOST) is not None else 0.0)
         rows.append(
             [
-                *(f"{arm}, {float(given['lr']) * 1e4:g}e-4", given["seed"], str(len(own))),
+                *(arm_of(given), given["seed"], str(len(own))),
                 *(ranged(own, key) for key in (SAMPLED, GREEDY, MISSING)),
                 deepest([row["reward/mean"] for row in own]),
                 f"{worst[LOST]:+.2f} at {worst['step']}",
@@ -254,6 +376,7 @@ def curves() -> None:
 
 if __name__ == "__main__":
     curves()
+    draw_by_lambda()
     for table in (weight, mismatch, rivals, long, again, misses):
         print(f"\n{table.__name__}\n")
         table()
