@@ -430,7 +430,8 @@ def fit(
 ) -> int:
     """Say before any weights are downloaded whether training fits on a GPU, part by part.
 
-    Counted from the model's configuration by a step without storage; the CUDA context is a guess.
+    Memory alone: hours are measured by train's --dry-run, on the card itself. Counted from the
+    model's configuration by a step without storage; the CUDA context is a guess.
 
     Args:
         policy: a Hugging Face name such as Qwen/Qwen2.5-3B, a folder, or a built-in policy
@@ -459,6 +460,7 @@ def fit(
         reference=reference,
         move_limit=move_limit,
     )
+    say("memory alone; hours: `lldlib train ... --dry-run` measures two batches on your card")
     say(found.table())
     return 0 if found.fits else 1
 

@@ -9,6 +9,7 @@ from bench.lean_worker import peak_bytes
 from helpers import tiny_policy
 from transformers import AutoModelForCausalLM
 
+from lldlib.cli import main
 from lldlib.policy.head import head_scores
 from lldlib.policy.load import (
     LoraSettings,
@@ -152,6 +153,13 @@ def test_the_verdict():
     tight = dataclasses.replace(fit, available=10.9e9)
     assert not tight.fits and "does NOT fit in 10.9 GB" in tight.table()
     assert "weights" in fit.table() and "6.00 GB  always" in fit.table()
+
+
+def test_the_command_says_where_hours_come_from(capsys):
+    for gpu, status in (("16", 0), ("0.5", 1)):
+        assert main(["fit", "--policy", "tiny", "--gpu", gpu, "--tokens", "64"]) == status
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first.startswith("memory alone; hours: `lldlib train ... --dry-run`")
 
 
 def test_adapters_are_made_without_a_warning():

@@ -4,6 +4,8 @@ import gzip
 import json
 
 import pytest
+from pyarrow import Table
+from pyarrow.parquet import write_table
 
 from lldlib.files import read_jsonl
 from lldlib.retrieval.passages import load_corpus
@@ -61,6 +63,11 @@ def save_lines(path, rows):
     return path
 
 
+def save_parquet(path, rows):
+    write_table(Table.from_pylist(rows), path)
+    return path
+
+
 def rows_of(path):
     return [row for _, row in read_jsonl(path)]
 
@@ -92,39 +99,92 @@ def test_hotpotqa_as_it_is_downloaded(tmp_path):
     assert "read 5 rows of 2 files" in told and "50% of the held-out answers" in told
 
 
-def test_columns_of_parquet_files_are_the_same_rows(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow.parquet import write_table
-
-    columns = like(
-        HOTPOT,
-        id="5a7a",
-        supporting_facts={"title": ["The Film", "Ann Lee"], "sent_id": [0, 1]},
-        context={
-            "title": [title for title, _ in HOTPOT["context"]],
-            "sentences": [text for _, text in HOTPOT["context"]],
-        },
-    )
-    del columns["_id"]
-    file = tmp_path / "train-00000-of-00001.parquet"
-    write_table(pyarrow.Table.from_pylist([columns, like(columns, id="x", question="B?")]), file)
-    one = prepare("hotpotqa", [file], tmp_path / "one", heldout=1)
-    plain = save(tmp_path / "train.json", [HOTPOT, like(HOTPOT, _id="x", question="B?")])
-    two = prepare("hotpotqa", [plain], tmp_path / "two", heldout=1)
-    assert (one.train, one.heldout, one.passages) == (two.train, two.heldout, two.passages)
-    for name in ("train", "heldout", "corpus"):
-        assert rows_of(tmp_path / f"one/{name}.jsonl") == rows_of(tmp_path / f"two/{name}.jsonl")
+TITLES = [title for title, _ in HOTPOT["context"]]
+SENTENCES = [text for _, text in HOTPOT["context"]]
+GOLD = {"title": ["The Film", "Ann Lee"], "sent_id": [0, 1]}
+IN_PARQUET = {  # context and gold facts, as the hub's files of HotpotQA and of 2Wiki have them
+    "columns": ({"title": TITLES, "sentences": SENTENCES}, GOLD),
+    "columns, other name": ({"title": TITLES, "content": SENTENCES}, GOLD),
+    "JSON": (json.dumps(HOTPOT["context"]), json.dumps(HOTPOT["supporting_facts"])),
+    "objects": (
+        [{"title": title, "sentences": text} for title, text in HOTPOT["context"]],
+        [{"title": title, "sent_id": number} for title, number in HOTPOT["supporting_facts"]],
+    ),
+}
 
 
-def test_2wiki_whose_parquet_holds_json(tmp_path):
-    row = like(
-        HOTPOT,
-        context=json.dumps(HOTPOT["context"]),
-        supporting_facts=json.dumps(HOTPOT["supporting_facts"]),
-    )
-    file = save_lines(tmp_path / "train.jsonl", [row, like(row, _id="e", question="B?")])
-    counts = prepare("2wiki", [file], tmp_path / "out", heldout=1)
-    assert (counts.train, counts.heldout, counts.passages) == (1, 1, 3)
+@pytest.mark.parametrize("kind", IN_PARQUET)
+@pytest.mark.parametrize("name", ["hotpotqa", "2wiki"])
+def test_parquet_files_hold_the_same_rows(tmp_path, name, kind):
+    context, facts = IN_PARQUET[kind]
+    row = like(HOTPOT, context=context, supporting_facts=facts)
+    if name == "hotpotqa":  # the hub's has id for _id
+        row["id"] = row.pop("_id")
+    others = [like(row, question=f"{letter}?") for letter in "BC"]
+    files = [
+        save_parquet(tmp_path / "train-00000-of-00002.parquet", [row]),
+        save_parquet(tmp_path / "train-00001-of-00002.parquet", others[:1]),
+        save_parquet(tmp_path / "validation-00000-of-00001.parquet", others[1:]),
+    ]
+    one = prepare(name, files, tmp_path / "one")
+    assert (one.train, one.heldout, one.passages, one.answered) == (2, 1, 3, 1)
+    plain = [
+        save(tmp_path / "train.json", [HOTPOT, like(HOTPOT, question="B?")]),
+        save(tmp_path / "dev.json", [like(HOTPOT, question="C?")]),
+    ]
+    prepare(name, plain, tmp_path / "two")
+    for part in ("train", "heldout", "corpus"):
+        assert rows_of(tmp_path / f"one/{part}.jsonl") == rows_of(tmp_path / f"two/{part}.jsonl")
+    assert len(load_gold_paths(tmp_path / "one/train.jsonl")[0].hops) == 2
+
+
+SEARCH_R1 = {  # a row of its train.parquet
+    "id": "train_0",
+    "question": "who saw it",
+    "golden_answers": ["Cy", "C. Y."],
+    "data_source": "nq",
+    "prompt": [{"role": "user", "content": "Answer the given question. who saw it?"}],
+    "ability": "fact-reasoning",
+    "reward_model": {"ground_truth": {"target": ["Cy", "C. Y."]}, "style": "rule"},
+    "extra_info": {"index": 0, "split": "train"},
+}
+
+
+@pytest.mark.parametrize("name", ["nq", "triviaqa"])
+@pytest.mark.parametrize("without", [None, "golden_answers", "reward_model"])
+def test_parquet_files_of_search_r1(tmp_path, name, without):
+    rows = [SEARCH_R1, like(SEARCH_R1, id="train_1", question="who sang it")]
+    rows += [like(SEARCH_R1, question="who asks", golden_answers=[], reward_model=no_answer())]
+    rows = [{key: value for key, value in row.items() if key != without} for row in rows]
+    file = save_parquet(tmp_path / "train.parquet", rows)
+    counts = prepare(name, [file], tmp_path / "out", heldout=1)
+    assert (counts.read, counts.without_answer) == (3, 1)
+    assert (counts.train, counts.heldout, counts.passages) == (1, 1, 0)
+    both = [*rows_of(tmp_path / "out/train.jsonl"), *rows_of(tmp_path / "out/heldout.jsonl")]
+    assert {row["id"] for row in both} == {"train_0", "train_1"}
+    assert all(row["golden_answers"] == ["Cy", "C. Y."] for row in both)
+
+
+def no_answer():
+    return {"ground_truth": {"target": []}, "style": "rule"}
+
+
+def test_parquet_files_of_triviaqa_and_nq_on_the_hub(tmp_path):
+    answer = {"aliases": ["Roma", "Rome"], "value": "Rome", "normalized_aliases": ["rome"]}
+    rows = [{"question": q, "question_id": q[-2], "answer": answer} for q in ("q1?", "q2?")]
+    prepare("triviaqa", [save_parquet(tmp_path / "train.parquet", rows)], tmp_path / "t", heldout=1)
+    (row,) = rows_of(tmp_path / "t/train.jsonl")
+    assert row["golden_answers"] == ["Rome", "Roma"] and row["id"] in "12"
+    rows = [{"question": q, "answer": ["Ann Lee", "A. Lee"]} for q in ("q1", "q2")]
+    prepare("nq", [save_parquet(tmp_path / "train.parquet", rows)], tmp_path / "n", heldout=1)
+    assert rows_of(tmp_path / "n/train.jsonl")[0]["golden_answers"] == ["Ann Lee", "A. Lee"]
+
+
+def test_parquet_without_pyarrow_is_one_line(tmp_path, monkeypatch):
+    file = save_parquet(tmp_path / "train.parquet", [{"question": "q", "answer": ["a"]}])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'lldlib\[benchmarks\]'"):
+        prepare("nq", [file], tmp_path / "out")
 
 
 def test_musique_keeps_its_steps_and_drops_what_cannot_be_answered(tmp_path):
@@ -211,6 +271,12 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
         ("nq", "answers.jsonl", '{"question": "a", "answer": ["b"]}', "neither train nor dev"),
         ("hotpotqa", "train.json", "[1]", "want a list of JSON objects"),
         ("hotpotqa", "train.json", '[{"question": "a", "answer": "b"}]', "row 0: not of HotpotQA"),
+        (
+            "hotpotqa",
+            "train.json",
+            '[{"_id": "a", "question": "b", "answer": "c", "supporting_facts": {"title": ["d"]}}]',
+            r"row 0: not of HotpotQA \(KeyError: 'sentences'\)",
+        ),
         ("hotpotqa", "train.json", "[", "not JSON"),
         ("nq", "train.jsonl", '{"question": "a", "answer": ["b"]}', "would be held out"),
         ("wiki18", "wiki.tsv", "a\tb\n", "want the columns id, text, title"),

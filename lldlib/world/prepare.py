@@ -55,13 +55,18 @@ class Counts:
 
 
 def _pairs(value: Any) -> list[tuple[str, Any]]:
-    """[[title, x], ...] as the official JSON has it; parquet files hold columns, or JSON."""
+    """[[title, x], ...] as the official JSON has it; parquet holds columns, objects or JSON."""
     if isinstance(value, str):
         value = load_json(value)
     if isinstance(value, dict):
-        other = next(name for name in ("sentences", "content", "sent_id") if name in value)
-        return list(zip(value["title"], value[other], strict=True))
-    return [(title, other) for title, other in value]
+        return list(zip(*_title_and_other(value), strict=True))
+    pairs = (_title_and_other(pair) if isinstance(pair, dict) else pair for pair in value)
+    return [(title, other) for title, other in pairs]
+
+
+def _title_and_other(fields: Row) -> tuple[Any, Any]:
+    other = next((name for name in ("content", "sent_id") if name in fields), "sentences")
+    return fields["title"], fields[other]
 
 
 def _paragraphs(row: Row) -> Row:
@@ -203,7 +208,7 @@ def _json_list(path: Path) -> Iterator[Row]:
 
 def _parquet(path: Path) -> Iterator[Row]:
     if importlib.util.find_spec("pyarrow") is None:
-        raise ValueError("a parquet file needs pyarrow: pip install pyarrow")
+        raise ValueError("a parquet file needs pyarrow: pip install 'lldlib[benchmarks]'")
     from pyarrow.parquet import ParquetFile
 
     for batch in ParquetFile(path).iter_batches(1000):
