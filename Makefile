@@ -35,8 +35,9 @@ test-adapters: test-trl test-verl  # each engine in an environment of its own
 test-trl: $(ENGINES)/trl/stamp
 	$(ENGINES)/trl/bin/python -m pytest $(SPREAD) tests/adapters
 
+VERL_TESTS = verl check_trainer likelihood scripts
 test-verl: $(ENGINES)/verl/stamp
-	$(ENGINES)/verl/bin/python -m pytest tests/adapters/test_verl.py tests/adapters/test_check_trainer.py tests/adapters/test_likelihood.py
+	$(ENGINES)/verl/bin/python -m pytest $(VERL_TESTS:%=tests/adapters/test_%.py)
 
 # a thin layer over the base: it sees the base's packages, and where both have one its own wins
 define layer
@@ -47,9 +48,9 @@ define layer
 	$(ENGINES)/$(1)/bin/python -m pip install --quiet $(2)
 endef
 
-# what verl's losses import; all that verl 0.9.1 asks for would bring an older transformers
+# what verl's losses and data import; all that verl 0.9.1 asks for would bring an older transformers
 VERL_NEEDS = ray==2.60.0 hydra-core==1.3.8 tensordict==0.10.0 torchdata==0.11.0 codetiming pylatexenc \
-	pybind11 pillow aiohttp
+	pybind11 pillow aiohttp datasets
 
 $(ENGINES)/trl/stamp: $(VENV)/stamp
 	$(call layer,trl,'lldlib[trl]')

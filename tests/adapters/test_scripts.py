@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from helpers import tiny_policy, world, world_questions
+from helpers import world
+from small_tokenizers import qwen2
 
 from lldlib.cli import main
-from lldlib.policy.load import save_policy
+from lldlib.retrieval.client import join_contents
 from lldlib.runs.folder import Run
+from lldlib.world.atlas import WorldQuestion
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,19 +26,31 @@ def written(name: str, folder: Path) -> Path:
     return folder / "train.py"
 
 
+def loaded(script: Path) -> ModuleType:
+    """The script as a module of this process."""
+    spec = importlib.util.spec_from_file_location("made", script)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def one_hop() -> list[WorldQuestion]:
+    """Eight questions of one fact each."""
+    return world().questions("train", (1,))[::40][:8]
+
+
 def files(folder: Path) -> dict[str, str]:
-    """A tiny policy, questions and a corpus, by the flags that name them."""
-    save_policy(tiny_policy(3), folder / "policy")
+    """The tiny searcher, questions and the facts that answer them, by the flags that name them."""
     questions = [
-        {"id": q.id, "question": q.text, "golden_answers": list(q.answers)}
-        for q in world_questions(8)
+        {"id": q.id, "question": q.text, "golden_answers": list(q.answers)} for q in one_hop()
     ]
-    passages = [{"id": p.id, "contents": p.text} for p in world().passages("train")[:50]]
+    asked = {"-".join(reversed(q.id.split("/"))) for q in one_hop()}
+    facts = [p for p in world().passages("train") if p.id in asked]
+    passages = [{"id": p.id, "contents": join_contents(p.title, p.text)} for p in facts]
     for name, rows in (("train", questions), ("corpus", passages)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     given = {name: str(folder / f"{name}.jsonl") for name in ("train", "corpus")}
-    return given | {"model": str(folder / "policy"), "out": str(folder / "out")}
+    return given | {"model": str(ROOT / "data" / "tiny"), "out": str(folder / "out")}
 
 
 def run(script: Path, **flags) -> subprocess.CompletedProcess:
@@ -61,13 +76,14 @@ def test_it_comes_out_whole_either_way(name, tmp_path, capsys):
 
 def test_the_script_for_trl_trains(tmp_path):
     pytest.importorskip("trl", reason="needs the extra 'trl': run make test-adapters")
-    small = {"batches": 2, "rows": 4, "steps_per_batch": 2, "rollouts": 4, "max_tokens": 40}
-    small |= {"llds_coef": 0.5, "llds_preserve": "positive"}
+    small = {"batches": 2, "rows": 10, "steps_per_batch": 4, "max_tokens": 160}
     done = run(written("trl-search", tmp_path), **files(tmp_path), **small, lr=1e-3)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = Run(tmp_path / "out" / "run").metrics
     assert [row["step"] for row in rows] == [0, 1]
-    assert {"llds/value", "reward/mean", "displacement/all_token"} <= set(rows[1])
+    assert {"reward/mean", "displacement/all_token"} <= set(rows[1])
+    wanted = ("reward/mixed_groups", "grad/norm", "llds/value")
+    assert all(row[name] > 0 for row in rows for name in wanted)  # it learned, and LLDS held
     assert (tmp_path / "out" / "policy" / "model.safetensors").exists()
 
 
@@ -75,8 +91,7 @@ def test_the_script_for_trl_trains(tmp_path):
 def test_its_flags_reach_the_settings(name, tmp_path, monkeypatch):
     """The paper's LLDS and rate without a flag, and with flags those of our own study."""
     pytest.importorskip(name, reason=f"needs the extra '{name}': run make test-adapters")
-    spec = importlib.util.spec_from_file_location("made", written(f"{name}-search", tmp_path))
-    spec.loader.exec_module(made := importlib.util.module_from_spec(spec))
+    made = loaded(written(f"{name}-search", tmp_path))
     where = [f"--{flag}={tmp_path / flag}" for flag in ("model", "train", "corpus", "out")]
     ours = ["--llds-coef=0.5", "--llds-preserve=positive", "--lr=1e-5"]
     for more, wanted in (([], (0.2, "nonnegative", 1e-6)), (ours, (0.5, "positive", 1e-5))):
@@ -92,33 +107,47 @@ def test_its_flags_reach_the_settings(name, tmp_path, monkeypatch):
 
 
 def test_the_script_for_verl_stands_as_far_as_there_is_no_gpu(tmp_path):
-    """Its settings pass verl's own check, and its loss, reward, tool and rows are computed."""
+    """As a user starts it, its settings pass verl's own check, and its loss is computed."""
     pytest.importorskip("verl", reason="needs the extra 'verl': run make test-adapters")
-    script, given = written("verl-search", tmp_path), files(tmp_path)
-    done = run(script, **given, check=True)
+    done = run(written("verl-search", tmp_path), **files(tmp_path), check=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "settings are whole" in done.stdout and "LLDS 0.286" in done.stdout  # 4 of 7 tokens, .5
-    done = run(script, **given, check=True, llds_coef=0.5, llds_preserve="positive")
-    assert done.returncode == 0, done.stderr[-4000:]
-    probe = f"""
-import json, os, sys
-sys.path.insert(0, {str(tmp_path)!r})
-os.environ["SEARCH_CORPUS"] = {given["corpus"]!r}
-import train
-from pathlib import Path
-from verl.tools.function_tool import load_function_tools_from_path
-from verl.utils.import_utils import load_extern_object
-score = load_extern_object(train.__file__, "score")
-(tool,) = load_function_tools_from_path(train.__file__)
-said = "<answer>no</answer> then <answer> Oslo </answer>"
-print(json.dumps([score("", said, '["oslo"]'), score("", "Oslo", '["oslo"]')]))
-print(json.dumps(tool.fn("capital")))
-print(json.dumps(train.rows(Path({given["train"]!r}))[0]))
-"""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    told = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True)
-    assert told.returncode == 0, told.stderr.decode()[-4000:]
-    scores, found, row = map(json.loads, told.stdout.decode().splitlines()[-3:])
-    assert scores == [1.0, 0.0]
-    assert found.count("\n") == 2  # three passages
-    assert row["prompt"][0]["content"].endswith(world_questions(1)[0].text)
+
+
+def test_verl_finds_the_questions_the_reward_and_the_tool(tmp_path, monkeypatch):
+    """All that a training reads, up to the command that would start Ray."""
+    pytest.importorskip("verl", reason="needs the extra 'verl': run make test-adapters")
+    from hydra import compose, initialize_config_module
+    from verl.tools.function_tool import load_function_tools_from_path
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    from verl.utils.import_utils import load_extern_object
+
+    script, given, started = written("verl-search", tmp_path), files(tmp_path), []
+    made = loaded(script)
+    end = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(made.subprocess, "run", lambda command: started.append(command) or end)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SEARCH_CORPUS", given["corpus"])
+    flags = [f"--{name}={value}" for name, value in given.items()]
+    more = ["data.filter_overlong_prompts=True", "trainer.total_epochs=3"]
+    ours = ["--llds-coef=0.5", "--llds-preserve=positive"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags, *ours, *more])
+    with pytest.raises(SystemExit, match="0"):
+        made.main()
+    (command,) = started
+    assert command[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and command[-2:] == more
+    made.check(command[3:])
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=command[3:])
+    questions = RLHFDataset(config.data.train_files, qwen2(), config.data)
+    assert [schema["function"]["name"] for schema in questions.tool_schemas] == ["search"]
+    asked = [row["raw_prompt"][0]["content"].rpartition("Question: ")[2] for row in questions]
+    assert asked == [question.text for question in one_hop()]
+    chosen = config.reward.custom_reward_function
+    score = load_extern_object(chosen.path, chosen.name)
+    truth = questions[0]["reward_model"]["ground_truth"]
+    right = f"<answer>no</answer> then <answer> {json.loads(truth)[0]} </answer>"
+    assert [score("", said, truth) for said in (right, json.loads(truth)[0])] == [1.0, 0.0]
+    (tool,) = load_function_tools_from_path(config.data.function_tool_path)
+    found = tool.fn("What is the capital of Afghanistan ?").splitlines()
+    assert len(found) == 3 and found[0].startswith("Doc 1(Title: Afghanistan) The ")
