@@ -22,13 +22,8 @@ from lldlib.retrieval import BM25Retriever, Hit, Passage, Retriever, RetrieverEr
 from lldlib.retrieval import choose as choosing
 from lldlib.retrieval import client as client_module
 from lldlib.retrieval.choose import open_retriever
-from lldlib.retrieval.client import (
-    HTTPRetriever,
-    RetryConfig,
-    join_contents,
-    read_answer,
-    split_contents,
-)
+from lldlib.retrieval.client import HTTPRetriever, RetryConfig, read_answer
+from lldlib.retrieval.passages import join_contents, read_corpus, split_contents
 from lldlib.types import StopReason
 
 LIMA = Passage("7", "in Peru", "Lima")
@@ -193,6 +188,13 @@ def test_contents_keep_title_and_text(title, text):
 )
 def test_contents_of_other_services(contents, parts):
     assert split_contents(contents) == parts
+
+
+def test_a_corpus_reads_contents_as_a_service_s_answer_is_read(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"id": "7", "contents": '"Lima"\nin Peru'}, {"id": "8", "contents": "in Peru"}]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert list(read_corpus(path)) == [LIMA, Passage("8", "in Peru", "")]
 
 
 FOUND = information("in Peru")

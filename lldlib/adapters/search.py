@@ -14,6 +14,7 @@ from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.loop import TokenText
 from lldlib.types import Episode, Question, Span
 from lldlib.world.answers import exact_match
+from lldlib.world.protocol import numbered
 
 NOTHING = "No passage was found."
 DOWN = "The search service is down."
@@ -58,7 +59,7 @@ def search_environment(
             except RetrieverError:
                 return DOWN
             self.valid_searches += 1
-            return harmless("\n".join(passage.text for passage in found)) or NOTHING
+            return harmless("\n".join(numbered(found))) or NOTHING
 
     return SearchEnvironment
 

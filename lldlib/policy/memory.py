@@ -126,7 +126,6 @@ def estimate(
         always["adapters"] = 4.0 * trainable
     elif reference:
         always["reference"] = float(stored)
-    copied = {"weights before the update": 4.0 * trainable} if move_limit else {}
     # bitsandbytes unpacks one layer's weight at a time
     unpacked = float(max(m.weight.numel() for m in linear) * item if quantize else 0)
     return Fit(
@@ -137,7 +136,7 @@ def estimate(
             "head": head,
             "unpacked weight": unpacked,
         }
-        | copied,
+        | ({"weights before the update": 4.0 * trainable} if move_limit else {}),
         rollout=_rollout(config, shape, item) | {"unpacked weight": unpacked},
         available=gpu_gb * GB,
     )

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from lldlib.files import clean, load_json, one_line
-from lldlib.retrieval.passages import Hit, Passage, RetrieverError, ScoredRetriever, check_k
+from lldlib.retrieval.passages import (
+    Hit,
+    Passage,
+    RetrieverError,
+    ScoredRetriever,
+    check_k,
+    split_contents,
+)
 
 logger = logging.getLogger(__name__)
 TRY_LATER = (408, 425, 429)  # of the status codes below 500, those that may pass
@@ -163,17 +170,3 @@ def _hit(item: object) -> Hit:
         raise ValueError(f"a result whose score is {score!r}")
     title, text = split_contents(contents)
     return Hit(Passage(str(document.get("id", "")), text, title), float(score))
-
-
-def split_contents(contents: str) -> tuple[str, str]:
-    """Title and text of a document: '"Title"\\ntext'; a single line is text without a title."""
-    first, newline, text = contents.partition("\n")
-    if not newline:
-        return "", contents
-    quoted = len(first) > 1 and first[0] == first[-1] == '"'
-    return first[1:-1] if quoted else first, text
-
-
-def join_contents(title: str, text: str) -> str:
-    """What `split_contents` takes apart; line breaks of a title become spaces."""
-    return f'"{" ".join(title.splitlines())}"\n{text}'

@@ -93,10 +93,26 @@ def best(scores: np.ndarray, k: int) -> np.ndarray:
     return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
 
 
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of a document: '"Title"\\ntext'; a single line is text without a title."""
+    first, newline, text = contents.partition("\n")
+    if not newline:
+        return "", contents
+    title = first.strip()
+    quoted = len(title) > 1 and title[0] == title[-1] == '"'
+    return title[1:-1] if quoted else title, text
+
+
+def join_contents(title: str, text: str) -> str:
+    """What `split_contents` takes apart; line breaks of a title become spaces."""
+    return f'"{" ".join(title.splitlines())}"\n{text}'
+
+
 def read_corpus(path: Path | str) -> Iterator[Passage]:
     """Yield the passages of JSONL rows {id, title, text} (gzip where the name ends in .gz).
 
-    Rows {id, contents}, the title's line before the text, are taken too (Search-R1's wiki-18).
+    Rows {id, contents}, the title's line before the text, are taken too (Search-R1's wiki-18); a
+    single line is text without a title.
 
     Raises FileNotFoundError for a missing file, and ValueError, naming file and line, for a
     malformed line, a missing field or a repeated id; and for a file without passages.
@@ -105,8 +121,7 @@ def read_corpus(path: Path | str) -> Iterator[Passage]:
     for where, row in read_jsonl(path):
         name = text_field(row, "id", where)
         if "contents" in row and "text" not in row:  # Search-R1's form: "Title"\ntext
-            title, _, text = text_field(row, "contents", where).partition("\n")
-            title = title.strip().strip('"')
+            title, text = split_contents(text_field(row, "contents", where))
         else:
             title, text = (text_field(row, field, where) for field in ("title", "text"))
         if name in seen:

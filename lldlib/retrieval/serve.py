@@ -9,8 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
-from lldlib.retrieval.client import join_contents
-from lldlib.retrieval.passages import Hit, ScoredRetriever
+from lldlib.retrieval.passages import Hit, ScoredRetriever, join_contents
 
 
 class SearchRequest(BaseModel):

@@ -47,6 +47,11 @@ class Action:
     content: str
 
 
+def numbered(passages: Sequence[Passage]) -> list[str]:
+    """Each passage with its number and title, as Search-R1 shows it."""
+    return [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
+
+
 @dataclass(frozen=True)
 class Protocol:
     """The fixed texts around an episode; the tiny searcher's vocabulary wants short ones."""
@@ -82,7 +87,7 @@ class Protocol:
         """
         if self.numbered:
             gap, between = "", "\n"
-            texts = [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
+            texts = numbered(passages)
         else:
             gap, between = " ", " "
             texts = [p.text for p in passages]

@@ -13,7 +13,7 @@ from helpers import world
 from small_tokenizers import qwen2
 
 from lldlib.cli import main
-from lldlib.retrieval.client import join_contents
+from lldlib.retrieval.passages import join_contents
 from lldlib.runs.folder import Run
 from lldlib.world.atlas import WorldQuestion
 

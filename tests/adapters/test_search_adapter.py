@@ -25,12 +25,13 @@ def test_an_environment_searches_until_its_budget_is_spent():
     stub = StubRetriever(["one", "two", "three"])
     environment = search_environment(stub, qwen2(), top_k=2, max_searches=2)()
     assert environment.reset(prompt="p", answers=["a"]) is None
-    assert environment.search("q") == "one\ntwo"
+    shown = "Doc 1(Title: ) one\nDoc 2(Title: ) two"
+    assert environment.search("q") == shown
     environment.search("r")
     assert "No searches are left" in environment.search("s")
     assert stub.calls == [["q"], ["r"]] and environment.valid_searches == 2
     environment.reset()
-    assert environment.search("t") == "one\ntwo"
+    assert environment.search("t") == shown
 
 
 def test_a_search_that_fails_is_told_and_not_counted():
