@@ -222,3 +222,16 @@ def test_the_words_of_the_long_runs(script):
     told = [line for line in part.splitlines() if line.startswith("| ")][2:]
     assert len(told) >= 20
     assert set(told) <= {f"| {' | '.join(row)} |" for row in long_signs.word_rows()}
+
+
+@pytest.mark.long
+def test_greedy_answers_that_fail_alone(script):
+    """README's counts are those of all recorded runs."""
+    held, failed, _ = script("atlas/long_signs.py").failures()
+    count = {kind: [0, 0] for kind in ("LLDS", "GRPO", "other methods")}
+    for i, found in enumerate((failed, held)):
+        for (kind, _), number in found.items():
+            count[kind][i] += number
+    readme = (DATA.parent / "README.md").read_text(encoding="utf-8")
+    told = ("{} of {:,}".format(*count[kind]) for kind in ("LLDS", "GRPO"))
+    assert "in {} evaluations, GRPO's in {}.".format(*told) in readme

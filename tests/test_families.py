@@ -103,15 +103,15 @@ def made(tmp_path_factory):
     """A family's policy in a folder, made once."""
 
     @functools.cache
-    def make(name: str) -> str:
+    def make(name: str, peak: float = 20.0) -> str:
         configure, tokenize, ends, _ = FAMILIES[name]
         tokenizer = tokenize()
         torch.manual_seed(0)
         marks = {"bos_token_id": None, "pad_token_id": None}
         config = configure(**SIZES | marks, vocab_size=len(tokenizer))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():  # peaked, so that errors would show
-            model.get_input_embeddings().weight.mul_(20)
+        with torch.no_grad():  # peaked, so that errors would show; 1: as drawn, so that rows differ
+            model.get_input_embeddings().weight.mul_(peak)
         model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(list(ends))
         folder = tmp_path_factory.mktemp("family")
         save_policy(Policy(model, tokenizer), folder)

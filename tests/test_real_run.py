@@ -1,22 +1,19 @@
 """Notebook 9's real run, command by command in a bare folder, with a random model of its name."""
 
 import json
-import re
 import shlex
+import shutil
 from pathlib import Path
-from string import Template
 
 import pytest
-import torch
-from small_tokenizers import qwen2
-from transformers import AutoModelForCausalLM, Qwen2Config
+import test_families
+from test_real_model_notebook import notebook, printed
 
 from lldlib.cli import main
 from lldlib.files import read_jsonl
-from lldlib.policy.load import Policy, save_policy
 from lldlib.runs.folder import Run
 
-NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks/09_a_real_model.ipynb"
+made = test_families.made  # a fixture: a family's policy in a folder
 MODEL = "Qwen/Qwen2.5-3B"
 # what makes it small enough for a test; a random model is never right, so a coin rewards
 SMALL = {
@@ -26,17 +23,6 @@ SMALL = {
     "--warmup-batches 0 --eval-every 0 --probe-every 0 --rewards coin",
     "evaluate": "--limit 2 --max-tokens 240",
 }
-
-
-def printed() -> list[list[str]]:
-    """The commands of the notebook's block, its variables put in."""
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    (text,) = [t for t in map("".join, (c["source"] for c in cells)) if "lldlib prepare" in t]
-    values: dict[str, str] = {}
-    for name, value in re.findall(r'^([A-Z]+)="(.*)"$', text, re.MULTILINE):
-        values[name] = Template(value).substitute(values)
-    lines = re.findall(r"^lldlib (.*)$", text, re.MULTILINE)
-    return [shlex.split(Template(line).substitute(values)) for line in lines]
 
 
 def official(number: int) -> dict:
@@ -57,28 +43,6 @@ def official(number: int) -> dict:
     }
 
 
-def save_random(folder: Path) -> None:
-    """Qwen2.5 at a small size, with its tokenizer's marks and template."""
-    tokenizer = qwen2()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(
-        ["<|im_end|>", "<|endoftext|>"]
-    )
-    save_policy(Policy(model, tokenizer), folder)
-
-
 def shrunk(command: list[str], files: list[str]) -> list[str]:
     """A printed command with the files' names, a rate, a processor for the card, small sizes."""
     given = {"cuda": ["cpu"], "RATE": ["1e-3"], "FILES": files}
@@ -87,22 +51,26 @@ def shrunk(command: list[str], files: list[str]) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_printed_commands_run_in_a_bare_folder(tmp_path, monkeypatch, capsys):
+def test_the_printed_commands_run_in_a_bare_folder(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    save_random(tmp_path / MODEL)
+    shutil.copytree(made("Qwen2.5-0.5B", peak=1.0), tmp_path / MODEL)
     files = ["hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"]
     for file, numbers in zip(files, (range(8), range(8, 11)), strict=True):
         Path(file).write_text(json.dumps([official(number) for number in numbers]))
     told: list[str] = []
-    for command in printed():
+    commands = [shlex.split(line) for line in printed(notebook())]
+    for command in commands:
         assert main(shrunk(command, files)) == 0, capsys.readouterr().err
         told.append(capsys.readouterr().out)
         print(shlex.join(shrunk(command, files)), told[-1], sep="\n")
-    names = [command[0] for command in printed()]
+    names = [command[0] for command in commands]
     assert names == ["prepare", "sft", "train", "train", "evaluate", "evaluate", "sft", "evaluate"]
-    made, _, rehearsal, trained, exam, nothing, _, at_once = told
-    assert "train.jsonl 8 questions, heldout.jsonl 3" in made and "corpus.jsonl 25 passages" in made
-    assert "100% of the held-out answers stand in their paragraphs" in made
+    counts, _, rehearsal, trained, exam, nothing, _, at_once = told
+    assert (
+        "train.jsonl 8 questions, heldout.jsonl 3" in counts
+        and "corpus.jsonl 25 passages" in counts
+    )
+    assert "100% of the held-out answers stand in their paragraphs" in counts
     assert "questions: 8 to train on, 3 held out" in rehearsal and "to go:" in rehearsal
     assert "run folder: runs/night" in trained
     run = Run(Path("runs/night"))

@@ -1,7 +1,7 @@
 """Why do greedy answers fail where sampled ones hold? python data/atlas/greedy_answers.py RUN
 
 RUN is a run folder with a checkpoint at its end. Asks the held-out questions of its half at
-several temperatures, and prints a table of the answers, then the commonest greedy failures.
+several temperatures, and prints a table of the answers, then the first greedy failures.
 """
 
 import sys

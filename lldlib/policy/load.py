@@ -92,7 +92,7 @@ def load_policy(
     check_device(device)
     path, options = _source(name_or_path)
     try:
-        tokenizer = _load_tokenizer(path, options)
+        tokenizer = load_tokenizer(path, **options)
         model = _load_model(path, options, quantize, getattr(torch, dtype), device)
     except (OSError, ValueError, SafetensorError, ImportError, UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -329,8 +329,11 @@ def unpacked(model: nn.Module) -> AbstractContextManager:
     return nf4.unpacked(model)
 
 
-def _load_tokenizer(path: str, options: dict[str, str]) -> PreTrainedTokenizerFast:
-    """AutoTokenizer goes by the architecture and would rebuild a word tokenizer as Qwen2's."""
+def load_tokenizer(path: str, **options: str) -> PreTrainedTokenizerFast:
+    """As it was saved: AutoTokenizer would rebuild a word tokenizer as its architecture's.
+
+    `options` are those of `from_pretrained`, for a name of the hub.
+    """
     own = Path(path, "tokenizer_config.json")
     if own.exists() and json.loads(own.read_text()).get("tokenizer_class") == "TokenizersBackend":
         return PreTrainedTokenizerFast.from_pretrained(path)
