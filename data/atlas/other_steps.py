@@ -25,7 +25,7 @@ searches miss: smaller_step_misses.py.
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -139,7 +139,7 @@ class Cosine(Watched):
 class Entropy(Watched):
     """A bonus that follows the entropy of the LLDS run of the same seed."""
 
-    aim: list[float]
+    aim: Sequence[float]
     weight, factor, least, most = 0.01, 1.5, 1e-3, 0.5  # the first weight, each move, its range
 
     def step(self):
@@ -191,9 +191,9 @@ def train(
     seed: int,
     base: Callable[[str, int], TrainConfig] = config_of,
     more: str = "",
-    guide: str = "smaller_step.jsonl.gz",
+    aim: Sequence[float] = (),
 ) -> None:
-    """One run, unless it is there already; `more` of its name, `guide` has the LLDS runs."""
+    """One run, unless it is there already; `more` of its name, the entropy that a bonus follows."""
     method = "llds" if ARMS[arm][0] == "llds" else "grpo"
     out = folder / f"method={method},arm={arm},{more}seed={seed}"
     if (out / DONE).exists():
@@ -201,16 +201,22 @@ def train(
     run = TrainingRun(settings(arm, seed, base), out)
     trainer = ARMS[arm][1](run.config, run.setting.policy, run.setting.environment)
     if isinstance(trainer, Entropy):
-        (trainer.aim,) = [
-            [row["policy/entropy"] for row in rows]
-            for given, rows in gathered(guide)
-            if (given.get("arm"), int(given["seed"])) == ("llds", seed)
-        ]
+        trainer.aim = aim
     run.trainer = trainer
     while run.next_batch < BATCHES:
         run.step()
     run.writer.close()
     (out / DONE).write_text("")
+
+
+def entropy_of_llds(seed: int) -> list[float]:
+    """Of the hot rate's LLDS run, after each batch."""
+    (found,) = (
+        [row["policy/entropy"] for row in rows]
+        for given, rows in gathered("smaller_step.jsonl.gz")
+        if (given["arm"], int(given["seed"])) == ("llds", seed)
+    )
+    return found
 
 
 def main() -> None:
@@ -222,7 +228,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for seed in map(int, sys.argv[2:] or SEEDS):
         for arm in HOT:
-            train(Path(sys.argv[1]), arm, seed)
+            train(Path(sys.argv[1]), arm, seed, aim=entropy_of_llds(seed))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What LLDS does where searches miss: python data/atlas/smaller_step_misses.py FOLDER ARM SEED
+"""Is LLDS .2 a smaller step? python data/atlas/smaller_step_misses.py FOLDER ARM SEED [RATE MISSES]
 
-The seventh and thirteenth rule of uncertain.md. ARM is one of smaller_step.py, of which matched
-needs llds of its seed, or one of other_steps.py. Writes run folders, which data/atlas/collect.py
-gathers into limits.jsonl.gz. Without arguments it prints the table of those runs and of the sixth
-rule's.
+The seventh and thirteenth rule of uncertain.md, at 4e-4 with misses .35, and its fourteenth, at
+6e-4 with misses 0. ARM is one of smaller_step.py, of which matched needs llds of its seed in
+FOLDER, or one of other_steps.py, of which gentle entropy needs it there too. Writes run folders,
+which data/atlas/collect.py gathers into limits.jsonl.gz. Without arguments it prints the table of
+those runs and of the sixth rule's.
 """
 
 import sys
@@ -16,7 +17,7 @@ from collect import gathered
 from smaller_step import ARMS, BATCHES, train
 
 from lldlib.config import TrainConfig
-from lldlib.files import markdown_table
+from lldlib.files import markdown_table, read_jsonl
 from lldlib.recipes import train_config
 
 RATE, MISSES, WEIGHT = 4e-4, 0.35, 0.2
@@ -41,18 +42,6 @@ def print_table() -> None:
     print(markdown_table([*head, "mean move", "largest of a batch", "kept"], table))
 
 
-def config_of(arm: str, seed: int) -> TrainConfig:
-    """The two rules' setting."""
-    given = {"lr": RATE, "misses": MISSES, "eval_every": 5, "probe_every": 0}
-    given |= {"llds_coef": WEIGHT} if ARMS[arm] == "llds" else {}
-    return train_config(ARMS[arm], seed, "half_taught", checkpoint_every=0, steps=BATCHES, **given)
-
-
-def named(arm: str, seed: int) -> str:
-    """The folder's name, which `gathered` reads."""
-    return f"method={ARMS[arm]},arm={arm},misses={MISSES},seed={seed}"
-
-
 def main() -> None:
     """One run, or the table."""
     if len(sys.argv) == 1:
@@ -60,10 +49,27 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     folder, arm, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    rate, misses = map(float, sys.argv[4:] or (RATE, MISSES))
+    about = ("" if rate == RATE else f"lr={rate:g},") + f"misses={misses:g},"
+
+    def config_of(arm: str, seed: int) -> TrainConfig:
+        given = {"lr": rate, "misses": misses, "eval_every": 5, "probe_every": 0}
+        given |= {"llds_coef": WEIGHT} if ARMS[arm] == "llds" else {}
+        return train_config(
+            ARMS[arm], seed, "half_taught", checkpoint_every=0, steps=BATCHES, **given
+        )
+
+    def named(arm: str, seed: int) -> str:
+        return f"method={ARMS[arm]},arm={arm},{about}seed={seed}"
+
     if arm in ARMS:
         train(folder, arm, seed, config_of, named)
-    else:
-        other_steps.train(folder, arm, seed, config_of, f"misses={MISSES},", "limits.jsonl.gz")
+        return
+    aim = []
+    if arm == "gentle entropy":
+        guide = folder / named("llds", seed) / "metrics.jsonl"
+        aim = [row["policy/entropy"] for _, row in read_jsonl(guide)]
+    other_steps.train(folder, arm, seed, config_of, about, aim)
 
 
 if __name__ == "__main__":
