@@ -200,8 +200,16 @@ def test_the_table_of_rescues_in_notebook_1():
         assert f"| {' | '.join(map(str, row))} |" in text
 
 
+def test_the_short_table_of_smaller_steps(script):
+    rows = script("atlas/smaller_step_misses.py").in_short()
+    page = (DATA / "atlas/smaller_step.md").read_text(encoding="utf-8")
+    told = [line for line in page.split("\n## ")[0].splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 14
+    assert told == [f"| {' | '.join(row)} |" for row in rows]
+
+
 def test_the_words_of_the_long_runs(script):
-    """The third rule of uncertain.md by hand, and every row of its table of words."""
+    """The third rule of long_misses.md by hand, and every row of its table of words."""
     long_signs = script("atlas/long_signs.py")
 
     def word(rewards: list[float], marks: dict[int, float]) -> str:
@@ -217,7 +225,7 @@ def test_the_words_of_the_long_runs(script):
     assert word(gone, {100: 0.8, 150: 0.1, 200: 0.4}) == "dies"
     assert word(gone, {100: 0.8, 150: 0.1, 200: 0.41}) == "sways"
 
-    page = (DATA / "atlas/uncertain.md").read_text(encoding="utf-8")
+    page = (DATA / "atlas/long_misses.md").read_text(encoding="utf-8")
     part = page.split("### The third rule's word for every long run")[1].split("### ")[0]
     told = [line for line in part.splitlines() if line.startswith("| ")][2:]
     assert len(told) >= 20

@@ -219,7 +219,7 @@ def test_limited_moves_do_what_llds_does():
 
 
 def test_shorter_moves_where_searches_miss():
-    """The seventh rule of uncertain.md: ends at 4e-4."""
+    """The seventh rule of smaller_step.md: ends at 4e-4."""
     gathered, ends = script("atlas/collect.py").gathered, defaultdict(list)
     for given, rows in gathered("limits.jsonl.gz"):
         ends[given.get("arm")].append([row[SCORE] for row in rows if SCORE in row][-2:])
@@ -233,7 +233,7 @@ def test_shorter_moves_where_searches_miss():
 
 
 def test_what_an_epsilon_does_and_how_500_batches_end():
-    """The thirteenth and the twelfth rule of uncertain.md."""
+    """The thirteenth rule of smaller_step.md and the twelfth of long_misses.md."""
     gathered, ends = script("atlas/collect.py").gathered, defaultdict(list)
     for given, rows in gathered("limits.jsonl.gz"):
         if given.get("arm") == "large epsilon":

@@ -1,8 +1,8 @@
 """What the long runs with misses show: python data/atlas/long_signs.py
 
-Prints tables of uncertain.md: the third rule's word for every long run, the fifth rule's measure,
-the signs of signs.py run by run, and the evaluations of all recorded runs of the small agent whose
-greedy answers fail while sampled ones hold.
+Prints tables of long_misses.md (the third rule's word for every long run, the fifth rule's
+measure, the signs of signs.py run by run) and of greedy.md: the evaluations of all recorded runs
+of the small agent whose greedy answers fail while sampled ones hold.
 """
 
 from collections import Counter

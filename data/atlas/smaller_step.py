@@ -12,7 +12,7 @@ At the hot rate, where GRPO dies and LLDS lives, five arms a seed:
 - plain: GRPO as it is, on the same questions.
 
 Writes run folders; data/atlas/collect.py gathers them into smaller_step.jsonl.gz, of which the
-script prints the table of controls.md where no FOLDER is given.
+script prints the table of smaller_step.md where no FOLDER is given.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tables of weight.md, mismatch.md, rivals.md and of uncertain.md's long runs and second searches.
+"""Tables of weight.md, mismatch.md, rivals.md and of long_misses.md.
 
     python data/atlas/verdicts.py
 
