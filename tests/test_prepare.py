@@ -165,6 +165,18 @@ def test_parquet_files_of_search_r1(tmp_path, name, without):
     assert all(row["golden_answers"] == ["Cy", "C. Y."] for row in both)
 
 
+def test_files_that_mix_data_sets_are_told_of(tmp_path):
+    kinds = ("nq", "hotpotqa", "nq")
+    rows = [like(SEARCH_R1, question=f"q{n}", data_source=kind) for n, kind in enumerate(kinds)]
+    file, out = save_parquet(tmp_path / "train.parquet", rows), tmp_path / "out"
+    counts = prepare("nq", [file], out, heldout=1)
+    assert "the files mix data sets, and all are kept: nq 2, hotpotqa 1" in report(
+        "nq", out, counts
+    )
+    alone = prepare("nq", [save_parquet(tmp_path / "train1.parquet", rows[::2])], out, heldout=1)
+    assert "all are kept" not in report("nq", out, alone)
+
+
 def no_answer():
     return {"ground_truth": {"target": []}, "style": "rule"}
 
@@ -278,6 +290,12 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
             r"row 0: not of HotpotQA \(KeyError: 'sentences'\)",
         ),
         ("hotpotqa", "train.json", "[", "not JSON"),
+        (
+            "hotpotqa",
+            "train.json",
+            '[{"_id": "a", "question": "b"}]',
+            r"no question with an answer in 1 rows of .*train\.json: want hotpot_train",
+        ),
         ("nq", "train.jsonl", '{"question": "a", "answer": ["b"]}', "would be held out"),
         ("wiki18", "wiki.tsv", "a\tb\n", "want the columns id, text, title"),
     ],

@@ -222,7 +222,8 @@ def test_shorter_moves_where_searches_miss():
     """The seventh rule of smaller_step.md: ends at 4e-4."""
     gathered, ends = script("atlas/collect.py").gathered, defaultdict(list)
     for given, rows in gathered("limits.jsonl.gz"):
-        ends[given.get("arm")].append([row[SCORE] for row in rows if SCORE in row][-2:])
+        if "lr" not in given:
+            ends[given["arm"]].append([row[SCORE] for row in rows if SCORE in row][-2:])
     for given, rows in gathered("uncertain.jsonl.gz"):
         setting = given["method"], given["lr"], given.get("misses"), given.get("exam_half")
         if setting == ("grpo", "0.0004", "0.35", None) and given["seed"] in "012":
@@ -236,7 +237,7 @@ def test_what_an_epsilon_does_and_how_500_batches_end():
     """The thirteenth rule of smaller_step.md and the twelfth of long_misses.md."""
     gathered, ends = script("atlas/collect.py").gathered, defaultdict(list)
     for given, rows in gathered("limits.jsonl.gz"):
-        if given.get("arm") == "large epsilon":
+        if given.get("arm") == "large epsilon" and "lr" not in given:
             ends["epsilon"] += [fmean([row[SCORE] for row in rows if SCORE in row][-2:])]
     for given, rows in gathered("long_misses.jsonl.gz"):
         if len(rows) == 500:

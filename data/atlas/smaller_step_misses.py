@@ -110,8 +110,8 @@ def in_short() -> list[list[str]]:
         cells = []
         for runs in found:
             kept = [rows for arm in arms for _, rows in runs.get(arm, [])]
-            whole = len(kept) == len(SEEDS)
-            cells.append(f"{fmean(ends(rows)[0] for rows in kept):.2f}".lstrip("0") if whole else "-")
+            end = fmean(ends(rows)[0] for rows in kept) if len(kept) == len(SEEDS) else None
+            cells.append("-" if end is None else f"{end:.2f}".lstrip("0"))
         rows.append([told, *cells])
     return rows
 

@@ -48,6 +48,7 @@ class Counts:
     train: int = 0
     heldout: int = 0
     passages: int = 0
+    sources: dict[str, int] = field(default_factory=dict)  # rows by their `data_source`
     answered: float | None = None  # share of held-out questions whose answer stands in the corpus
 
 
@@ -258,6 +259,10 @@ def _questions(source: Source, files: list[Path], out: Path, heldout: int) -> Co
     parts: dict[str, dict[str, Row]] = {"train": {}, "heldout": {}}
     for file in files:
         _gather(source, file, parts[counts.files[str(file)]], counts)
+    if not any(parts.values()):
+        raise ValueError(
+            f"no question with an answer in {counts.read:,} rows of {files[0]}: want {source.where}"
+        )
     if not parts["heldout"]:
         keys = sorted(parts["train"])
         if len(keys) <= heldout:
@@ -295,6 +300,8 @@ def _gather(source: Source, file: Path, rows: dict[str, Row], counts: Counts) ->
         if row is None:
             counts.without_answer += 1
             continue
+        if kind := official.get("data_source"):
+            counts.sources[kind] = counts.sources.get(kind, 0) + 1
         key = " ".join(row["question"].lower().split()).rstrip("?").strip()
         counts.repeated += key in rows
         rows.setdefault(key, row)
@@ -367,6 +374,9 @@ def report(name: str, out: Path, counts: Counts) -> str:
     """What was made, line by line, and the command that comes next."""
     lines = [f"read {counts.read:,} rows of {len(counts.files)} files"]
     lines += [f"  {file}: {part}" for file, part in counts.files.items()]
+    if len(counts.sources) > 1:
+        told = ", ".join(f"{kind} {number:,}" for kind, number in counts.sources.items())
+        lines.append(f"the files mix data sets, and all are kept: {told}")
     dropped = {
         "without an answer": counts.without_answer,
         "the same question again": counts.repeated,
