@@ -38,7 +38,7 @@ def main() -> None:
     """Print the table of smollm2.md."""
     rows = []
     for questions in (8, 12, 64):
-        for p in (0.3, 0.4, 0.6, 0.8, 0.9):
+        for p in (0.3, 0.4, 0.6, 0.7, 0.8, 0.9):
             for alike in (0.2, 0.5):
                 three, five, twenty = (means(questions, p, alike, w) for w in (3, 5, 20))
                 under = (five.amax(1) - five[:, -1], twenty.amax(1) - twenty[:, -1])
