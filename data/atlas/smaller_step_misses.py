@@ -48,7 +48,8 @@ EXAMS = ("eval/heldout_em", "eval/heldout_em_greedy", "eval/missing_em")
 def setting(given: Mapping[str, str]) -> tuple[str, float, float]:
     """The arm's name, its rate and its share of misses, by the name of a run in limits.jsonl.gz."""
     rate, misses = float(given.get("lr", RATE)), float(given.get("misses", 0))
-    return given.get("arm", "capped"), rate, misses
+    limited = "capped" if given["method"] == "grpo" else "llds, capped"
+    return given.get("arm", limited), rate, misses
 
 
 def ends(rows: Rows) -> list[float]:
@@ -102,6 +103,21 @@ def print_arms(rate: float, misses: float) -> None:
     print(f"{rate:g}, misses {misses:g}\n{markdown_table(head, table)}")
 
 
+def print_runs() -> None:
+    """Every run of limits.jsonl.gz: its ends, moves of an update, share of a step kept."""
+    table = []
+    for given, rows in gathered("limits.jsonl.gz"):
+        arm, rate, misses = setting(given)
+        kind, kept = ("control", "share") if "arm" in given else ("update", "kept")
+        moves = [row[f"{kind}/move"] for row in rows]
+        cells = [arm, f"{rate:g}", f"{misses:g}", given["seed"], str(len(rows))]
+        cells += [f"{end:.2f}" for end in ends(rows)]
+        cells += [f"{fmean(moves):.4f}", f"{max(moves):.3f}"]
+        table.append([*cells, f"{fmean(row[f'{kind}/{kept}'] for row in rows):.2f}"])
+    head = ["arm", "rate", "misses", "seed", "batches", "end", "greedy", "searches miss"]
+    print(markdown_table([*head, "mean move", "largest of a batch", "kept"], table))
+
+
 def in_short() -> list[list[str]]:
     """Every control's mean end at each setting, "-" where it was not run on all seeds."""
     found = [runs_of(*where) for where in SETTINGS]
@@ -123,6 +139,7 @@ def main() -> None:
         print(markdown_table(["GRPO with", *heads], in_short()))
         for where in SETTINGS:
             print_arms(*where)
+        print_runs()
         return
     torch.set_num_threads(1)
     folder, arm, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
