@@ -151,9 +151,10 @@ def main() -> None:
         plain = chosen(arms, llds=False) or plain
         kept = chosen(arms, llds=True) or kept
         print(f"\nmisses {misses:g}, chosen: {plain}; {kept}")
-        for base in [plain, *(arm for arm in arms if arm.coef is None and arm != plain)]:
+        for base in [plain, kept, *(arm for arm in arms if arm.coef is None and arm != plain)]:
             for other in sorted(arms, key=str):
                 same = base == plain or other.rate == base.rate or other == kept
+                same = other.coef == kept.coef if base == kept else same
                 both = [seed for seed in TEST if seed in arms[other] and seed in arms.get(base, {})]
                 if same and other != base and len(both) > 1:
                     pairs = [end(arms[other][s]) - end(arms[base][s]) for s in both]

@@ -17,6 +17,7 @@ from collect import HERE, gathered
 from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
 from matplotlib.figure import Figure
 from methods import short
+from uncertain import interval
 
 from lldlib.course import COOLER_COLOUR, LLDS_COLOUR, light
 from lldlib.files import markdown_table, write_whole
@@ -247,6 +248,32 @@ def rivals() -> None:
     print(markdown_table([*head, "batches with an update of gradient 0"], rows))
 
 
+def paired() -> None:
+    """Rivals with misses .35 at 2e-4: each seed's end, and paired differences."""
+
+    def key(given):
+        name = "keep" if "keep_mixed" in given else given["method"]
+        return NAMES[given.get("arm", name)], given.get("misses"), float(given["lr"])
+
+    arms = {
+        name: seeds
+        for (name, misses, rate), seeds in found(("rivals.jsonl.gz",), key).items()
+        if misses == "0.35" and rate == RIVAL_RATES[0]
+    }
+    plain, kept = (weighed(*GRID)[0.35, A_POSITIVE, coef, RIVAL_RATES[0]] for coef in (0.0, 0.2))
+    rows = []
+    for name, seeds in {"GRPO": plain, "LLDS .2": kept, **arms}.items():
+        row = [name, *(f"{exam(seeds[seed]):.2f}" for seed in sorted(seeds))]
+        row += [f"{fmean(exam(own, k) for own in seeds.values()):.2f}" for k in (SAMPLED, GREEDY)]
+        row.append("; ".join(fates(seeds)))
+        for base in (plain, kept):
+            differences = [exam(seeds[s]) - exam(base[s]) for s in sorted(seeds)]
+            row.append(interval(differences) if len(seeds) > 2 and seeds is not base else "")
+        rows.append([*row, f"{-mean(seeds, DRIFT, 10):.3f}"])
+    head = ["method", "seed 0", "1", "2", "mean", "greedy", "collapse", "minus GRPO"]
+    print(markdown_table([*head, "minus LLDS .2", "drift, first ten batches"], rows))
+
+
 FROM = 100  # the batch from which a long run is described
 LAST = 10  # batches of a mean at the end, and of those among which the deepest fall is sought
 
@@ -377,6 +404,6 @@ def curves() -> None:
 if __name__ == "__main__":
     curves()
     draw_by_lambda()
-    for table in (weight, mismatch, rivals, long, again, misses):
+    for table in (weight, mismatch, rivals, paired, long, again, misses):
         print(f"\n{table.__name__}\n")
         table()
