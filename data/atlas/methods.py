@@ -43,7 +43,7 @@ NAMES = {  # by the settings that are no part of SHARED
     "lp_reg_code": "Lp-Reg as in the official code",
     "lp_reg_llds": "Lp-Reg + LLDS",
     "llds,llds_coef=0.5": "LLDS",
-    "llds_code": "LLDS, divided by all tokens",
+    "llds_code": "LLDS as in the official code",
     "llds_response": "LLDS, gate by response",
     "llds_token": "LLDS, gate by token",
     "llds_ma": "LLDS-MA",
