@@ -1,7 +1,7 @@
 """The alarm on runs that came after it was chosen: python data/atlas/alarm_later.py
 
 Reads later.jsonl.gz and methods.jsonl.gz, and prints the table of alarm.md: the alarm, and as a
-control the fall of the reward itself. Writes bells.csv, a line a run that dies: where its fall
+control the fall of the reward itself; then the same for the runs of SINCE. Writes bells.csv, a line a run that dies: where its fall
 begins, and where the alarm, the control and the collapse rule ring (empty: not at all).
 """
 
@@ -19,6 +19,8 @@ from lldlib.runs.phases import ALARM_KEYS, AlarmRule, alarm, find_collapse
 
 FALLEN, START = 0.36, 2  # the control: a mean of three batches under this share of the best so far
 FILES = ("later.jsonl.gz", "methods.jsonl.gz")
+SINCE = ("rivals", "smaller_step", "other_steps", "limits", "uncertain", "weight", "mismatch")
+SINCE += ("first_five", "long_misses")
 BELLS = ("began", "likelihood", "reward", "rule")  # columns of bells.csv
 
 
@@ -60,6 +62,18 @@ def runs() -> list[tuple[str, list[dict]]]:
     return [(name, rows) for name, rows in found if len(rows) == BATCHES]
 
 
+def since() -> list[tuple[str, list[dict]]]:
+    """The runs recorded later, by file; of runs whose first 40 rewards are the same, one."""
+    seen, found = set(), []
+    for name in SINCE:
+        for given, rows in gathered(f"{name}.jsonl.gz"):
+            first = tuple(row["reward/mean"] for row in rows[:BATCHES])
+            if len(rows) >= BATCHES and "rewards" not in given and first not in seen:
+                seen.add(first)
+                found.append((name, rows))
+    return found
+
+
 def rings(rows: list[dict]) -> list[int | None]:
     """Where the fall begins; where the alarm, the reward's own fall and the collapse rule ring."""
     rewards = [row["reward/mean"] for row in rows]
@@ -75,20 +89,26 @@ def bells() -> list[list[str]]:
     return sorted(["" if batch is None else str(batch) for batch in line] for line in dead)
 
 
-def main() -> None:
+def print_table(found: list[tuple[str, list[dict]]]) -> None:
     """A row a kind of run, and one for all."""
     alarms, controls = defaultdict(list), defaultdict(list)
-    for name, rows in runs():
+    for name, rows in found:
         _, rung, fell, end = rings(rows)
         for place in (name, "all of these"):
             alarms[place].append((rung, end))
             controls[place].append((fell, end))
-    with (Path(__file__).parent / "bells.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([BELLS, *bells()])
     places = sorted(alarms, key=lambda place: place == "all of these")
     lines = [[place, *told(alarms[place]), *told(controls[place])] for place in places]
     head = ["warned", "ahead of the rule, median (least)", "false"]
-    print(markdown_table(["runs", *head, *(f"control: {name}" for name in head)], lines))
+    print(markdown_table(["runs", *head, *(f"control: {name}" for name in head)], lines) + "\n")
+
+
+def main() -> None:
+    """The page's tables, and bells.csv."""
+    with (Path(__file__).parent / "bells.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([BELLS, *bells()])
+    for found in (runs(), since(), runs() + since()):
+        print_table(found)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ GROUPS = {  # a file of gathered runs, and the rates that are read; without one,
     "new runs, 8e-4": ("first_five.jsonl.gz",),
 }
 OLD = list(GROUPS)[:-2]  # whose runs had ended before the rule
+AFTER = ("rivals.jsonl.gz", "limits.jsonl.gz", "weight.jsonl.gz")  # looked at, no rule
 DRAWN, HOT = 11, "0.001"  # batches of first_falls.csv; the rate where a run's name holds none
 COLUMNS = ("run", "row", "rate", "batch", "change", "reward", "died")
 Run = tuple[dict[str, float], bool]  # what its first batches say (higher is worse), did it sink
@@ -60,6 +61,25 @@ def of_group(group: str) -> list[tuple[dict[str, str], list[dict]]]:
     """The settings and the batches of each run of one of `GROUPS`."""
     name, *rates = GROUPS[group]
     return [run for run in gathered(name) if not rates or float(run[0]["lr"]) in rates]
+
+
+def afterwards() -> list[Run]:
+    """Runs of AFTER at 6e-4 and above without misses, but for those that an older table holds.
+
+    These are REINFORCE, SAPO, CISPO, SEAL, and RAGEN-2's prompts on seed 0.
+    """
+    seen, found = set(), []
+    for name in AFTER:
+        for given, rows in gathered(name):
+            older = name == AFTER[0] and (given["method"] != "grpo" or given.get("arm") == "seal")
+            older |= name == AFTER[0] and "arm" not in given and given["seed"] == "0"
+            if older or float(given.get("lr", 0)) < 6e-4 or float(given.get("misses", 0)):
+                continue
+            first, run = tuple(row[REWARD] for row in rows[:40]), told(rows)
+            if run is not None and first not in seen:
+                seen.add(first)
+                found.append(run)
+    return found
 
 
 def lines() -> list[list[str]]:
@@ -142,6 +162,12 @@ def main() -> None:
         "reward",
     )
     print(markdown_table(heads, rows))
+    lost, gained = (
+        [sank for values, sank in afterwards() if (values[FALL] > 0) == fell]
+        for fell in (True, False)
+    )
+    print(f"Afterwards: of {len(lost)} that lost {sum(lost)} sank,", end=" ")
+    print(f"of {len(gained)} that gained {sum(gained)}.")
     shares = early_pairs().map("{:.2f}".format)
     rows = [[str(batch), *shares] for batch, *shares in shares.itertuples()]
     print(markdown_table(("last batch read", *shares), rows))
