@@ -1,8 +1,9 @@
 """The alarm on runs that came after it was chosen: python data/atlas/alarm_later.py
 
 Reads later.jsonl.gz and methods.jsonl.gz, and prints the table of alarm.md: the alarm, and as a
-control the fall of the reward itself; then the same for the runs of SINCE. Writes bells.csv, a line a run that dies: where its fall
-begins, and where the alarm, the control and the collapse rule ring (empty: not at all).
+control the fall of the reward itself; then the same for the runs of SINCE. Writes bells.csv, a
+line a run that dies: where its fall begins, and where the alarm, the control and the collapse rule
+ring (empty: not at all).
 """
 
 import csv
