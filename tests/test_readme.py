@@ -99,9 +99,9 @@ def test_the_deciding_pairs():
     plain, kept = (uncertain.chosen(runs[0.35], llds=kind) for kind in (False, True))
     hotter = uncertain.Arm(None, kept.rate)
 
-    def told(misses: float, base: tuple) -> str:
+    def told(misses: float, base: tuple, arm: tuple = kept) -> str:
         arms = runs[misses]
-        ends = [uncertain.end(arms[kept][s]) - uncertain.end(arms[base][s]) for s in uncertain.TEST]
+        ends = [uncertain.end(arms[arm][s]) - uncertain.end(arms[base][s]) for s in uncertain.TEST]
         assert len(ends) == 10
         return uncertain.interval(ends).removesuffix(", 10 pairs").replace("0.", ".")
 
@@ -112,6 +112,11 @@ def test_the_deciding_pairs():
     assert hotter.rate == 2 * plain.rate
     assert f"twice GRPO's best rate | 2e-4 | 2e-4 | 10 | LLDS {told(0.35, hotter)};" in README
     assert told(0, hotter).startswith("+.001 [-")
+    hottest = [uncertain.Arm(coef, 4 * plain.rate) for coef in (None, kept.coef)]
+    mean, between = told(0.35, *hottest).split(" ", 1)
+    page += "#result-of-the-sixteenth-rule-2026-11-28)"
+    told_of = f"four times GRPO's best rate | 4e-4 | 4e-4 | 10 | not told apart: LLDS [{mean}]"
+    assert f"{told_of}{page.replace(')#', '#')} {between} |" in README
 
 
 def test_the_long_runs_whose_searches_miss():
