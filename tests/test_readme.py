@@ -55,7 +55,7 @@ def percent(arm: str) -> tuple[int, int]:
 
 def test_it_is_a_front_door():
     """Short, and in short paragraphs."""
-    assert len(README.splitlines()) <= 115
+    assert len(README.splitlines()) <= 100
     assert len(README.split()) <= 2200
     assert max(len(line.split()) for line in README.splitlines()) <= 160
 
@@ -234,7 +234,7 @@ def test_shorter_moves_where_searches_miss():
     mean = {arm: fmean(map(fmean, ends[arm])) for arm in ("llds", "matched", "grpo")}
     assert [len(ends[arm]) for arm in mean] == [3, 3, 3]
     assert mean["grpo"] < mean["matched"] < mean["llds"]
-    assert "A limit falls short of LLDS where searches miss." in README
+    assert "A limit falls short of LLDS where searches miss, perhaps by chance." in README
 
 
 def test_what_an_epsilon_does_and_how_500_batches_end():
