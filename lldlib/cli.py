@@ -4,13 +4,14 @@ A command is a function: its docstring is the help text, its parameters are the 
 import what takes seconds when they run.
 """
 
+import hashlib
 import importlib.util
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial, reduce
 from json import dumps as as_json
 from pathlib import Path
@@ -382,10 +383,13 @@ def prepare(
 
     require("heldout", heldout, Count)
     say(made.report(name, out, made.prepare(name, files, out, heldout=heldout)))
-    if name != "wiki18":
-        corpus = out / "corpus.jsonl" if (out / "corpus.jsonl").is_file() else "FILE"
+    corpus = out / "corpus.jsonl" if (out / "corpus.jsonl").is_file() else "FILE"
+    if (out / "train.jsonl").is_file():
         data = f"--data.train {out}/train.jsonl --data.heldout {out}/heldout.jsonl"
         say(f"next: lldlib train --policy MODEL {data} --data.corpus {corpus} --dry-run")
+    elif name != "wiki18":
+        asked = f"--benchmarks {out} --tasks heldout --corpus {corpus} --out runs/exam"
+        say(f"no train file, so nothing to train on; next: lldlib evaluate --policy MODEL {asked}")
     return 0
 
 
@@ -501,7 +505,7 @@ class Asked:
             "checkpoint": self.checkpoint,
             "load": asdict(self.load),
             "retriever": self.retriever,
-            "corpus": None if self.corpus is None else self.corpus.name,
+            "corpus": None if self.corpus is None else _content(self.corpus),
         }
 
 
@@ -525,11 +529,27 @@ def evaluate(asked: Annotated[Asked, Bare]) -> int:
         asked = replace(asked, checkpoint=max(dict(Run(asked.run).checkpoints), default=None))
     if asked.benchmarks is not None:
         return _benchmarks(asked)
-    if asked.out is not None or asked.corpus is not None:
-        raise ValueError("--out and --corpus belong to benchmarks: name their folder, --benchmarks")
+    given = replace(asked, run=None, checkpoint=None, policy=None, load=LoadConfig())
+    if idle := [f"--{f.name}" for f in fields(given) if getattr(given, f.name) != _unasked(f)]:
+        told = " and ".join(idle).replace("--exam", "the exam's settings")
+        raise ValueError(f"{told} belong to benchmarks: name their folder, --benchmarks")
     _one_thread()
     _print_heldout(_policy(asked), asked.config())
     return 0
+
+
+def _unasked(one: Field) -> Any:
+    """The default of a flag."""
+    return one.default if one.default is not MISSING else one.default_factory()
+
+
+def _content(corpus: Path) -> str:
+    """A corpus by name, size and first megabyte: many data sets' are called corpus.jsonl."""
+    if not corpus.is_file():
+        return corpus.name  # opening it will say so
+    with corpus.open("rb") as file:
+        digest = hashlib.sha256(file.read(1_000_000)).hexdigest()[:12]
+    return f"{corpus.name} of {corpus.stat().st_size} bytes, {digest}"
 
 
 def _policy(asked: Asked) -> Any:
@@ -539,7 +559,13 @@ def _policy(asked: Asked) -> Any:
 
     if asked.run is None:
         return load_as(asked.policy, asked.load)
-    return policy_of(Run(asked.run), asked.checkpoint)
+    device = asked.load.device
+    if replace(asked.load, device=LoadConfig.device) != LoadConfig():
+        raise ValueError(
+            "a run's policy is loaded as it was trained: of --load only the device counts"
+        )
+    own = device == LoadConfig.device
+    return policy_of(Run(asked.run), asked.checkpoint, None if own else device)
 
 
 def _benchmarks(asked: Asked) -> int:
@@ -565,14 +591,16 @@ def _benchmarks(asked: Asked) -> int:
     else:  # maths is answered without search
         retriever = NoRetriever()
     claim(asked.out, "evaluate", "settings.json", "predictions", "summary.json", "table.md")
+    others = {}
+    if asked.against is not None:  # read before anything is asked
+        others = {t.name: read_predictions(prediction_file(asked.against, t)) for t in tasks}
     exam = Exam(_policy(asked), retriever, asked.exam, asked.out, asked.names())
     scores, pairs = [], []
     for task, of_task in zip(tasks, questions, strict=True):
         answers = exam.ask(task, of_task, progress=True)
         scores.append(score_task(task.title, task.kind, answers))
-        if asked.against is not None:
-            others = read_predictions(prediction_file(asked.against, task))
-            pairs.append(compare(task.title, answers, others))
+        if others:
+            pairs.append(compare(task.title, answers, others[task.name]))
     table = evaluation_report(asked.policy or str(asked.run), scores, pairs)
     summary = {"tasks": [s.summary() for s in scores], "against": [asdict(p) for p in pairs]}
     write_json(asked.out / "summary.json", asked.names() | summary)
@@ -697,12 +725,13 @@ def _print_heldout(policy: Any, config: TrainConfig) -> None:
     if environment.heldout is None:
         raise ValueError("nothing was held out of this run: ask benchmarks, --benchmarks and --out")
     questions = environment.heldout.questions
-    em = heldout_em(policy, environment, config.rollout)
+    rollout = config.rollout.exact
+    em = heldout_em(policy, environment, rollout)
     say(f"held-out exact match                        {em:.3f}  ({len(questions)} questions)")
     if not all(isinstance(question, WorldQuestion) for question in questions):
         return  # there are no facts to permute
     planet = seed_for("control planet", config.seed)
-    control = permuted_control(policy, World.load(), questions, config.rollout, seed=planet)
+    control = permuted_control(policy, World.load(), questions, rollout, seed=planet)
     say(f"on a permuted corpus, against its answers   {control.em_permuted:.3f}  ", end="")
     say(f"({control.questions} questions whose answer changed)")
     say(f"on a permuted corpus, against true answers  {control.em_true:.3f}")

@@ -153,7 +153,7 @@ class RolloutConfig:
     group_size: Annotated[int, Within(2)] = 5  # G, rollouts per question, which GRPO compares
     max_searches: Whole = 4  # turns of an episode that may search
     max_tokens: Count = 160  # tokens of a row, prompt and retrieved text included
-    top_k: Count = 1  # passages that a search finds
+    top_k: Count = 1  # passages that a search finds; a real model is shown 500 tokens of them
     passage_tokens: Whole = 0  # tokens of each passage, its title included, at most (0 = all)
     temperature: Positive = 1.0  # temperature of the sampler and of every log-prob
     # episodes generated at a time, exams included, which bounds memory (0 = a batch's)
@@ -252,6 +252,23 @@ class DataConfig:
     hop_weights: Hops = (0.34, 0.33, 0.33)  # shares of 1, 2 and 3 hops in "shuffled"
     exam_half: ExamHalf = "validation"  # half asked in "shuffled"; test: not for choosing
 
+    def check(self) -> None:
+        """ValueError, naming it, for a setting that nothing would read."""
+        if not any(self.hop_weights):
+            raise ValueError("data.hop_weights are all 0: give at least one number of hops a share")
+        given = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+        if not self.train and (idle := given & {"kind", "heldout", "retriever", "corpus", "index"}):
+            raise ValueError(
+                f"data.{min(idle)} belongs to questions from files: name them too, data.train"
+            )
+        of_files = bool(self.train)
+        shuffled = given & {"misses", "hop_weights", "exam_half"}
+        if shuffled and (of_files or self.world != "shuffled"):
+            here = "questions from files" if of_files else f"the world {self.world!r}"
+            raise ValueError(
+                f"data.{min(shuffled)} belongs to the world 'shuffled', and is not read with {here}"
+            )
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -300,8 +317,7 @@ class TrainConfig:
         `questions` is how many there are to draw a batch from, where that is known already.
         """
         check(self)
-        if not any(self.data.hop_weights):
-            raise ValueError("data.hop_weights are all 0: give at least one number of hops a share")
+        self.data.check()
         if self.llds_target is not None and not self.loss.llds_coef:
             raise ValueError(
                 f"llds_target is {self.llds_target} with llds_coef 0: give a lambda to start from, "
@@ -413,7 +429,7 @@ class ExamConfig:
     limit: Count | None = None  # questions a task; a larger limit only adds questions
     rows: Count = 32  # episodes asked at a time
     max_searches: Whole = 4  # turns of an episode that may search
-    top_k: Count = 3  # passages that a search finds
+    top_k: Count = 3  # passages that a search finds; a real model is shown 500 tokens of them
     passage_tokens: Whole = 0  # tokens of each passage, its title included, at most (0 = all)
     max_tokens: Count = 4096  # tokens of a question's row, prompt and passages included
     maths_tokens: Count = 8192  # tokens of a maths row, prompt included

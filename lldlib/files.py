@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from io import BufferedIOBase
+from io import BufferedIOBase, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 LINE = 64_000_000  # bytes of a line, at most; the longest of a question set is some 100,000
 _NO_CHARACTER = re.compile("[\ud800-\udfff\0]")
@@ -65,22 +65,30 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; check the path")
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
-            for number, line in enumerate(lines_of(lines, path), start=1):
-                where = f"{path}:{number}"
-                if line.strip():
-                    yield where, _object(line, where)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path}: damaged gzip file ({error}); fetch it again") from error
+    with reading(path), (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+        for number, line in enumerate(lines_of(lines, path), start=1):
+            where = f"{path}:{number}"
+            if line.strip():
+                yield where, _object(line, where)
 
 
-def open_text(path: Path | str) -> IO[str]:
+def open_text(path: Path | str) -> TextIOWrapper:
     """A text file (UTF-8, a byte-order mark is skipped), unpacked where its name ends in .gz."""
     path = Path(path)
     return (gzip.open if path.suffix == ".gz" else open)(
         path, "rt", encoding="utf-8-sig", newline=""
     )
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """In this context what a damaged file raises names the file, in one line."""
+    try:
+        yield
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path}: damaged gzip file ({error}); fetch it again") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}); fetch it again, or convert it") from error
 
 
 def load_json(data: bytes | str) -> Any:

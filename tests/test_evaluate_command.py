@@ -103,9 +103,44 @@ def test_bad_input_is_one_line(folder, arguments, message, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_out_folder_without_benchmarks_is_refused(capsys):
-    assert main(["evaluate", "--policy", "tiny", "--out", "o"]) == 2
-    assert "--out and --corpus belong to benchmarks" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (["--out", "o"], "--out"),
+        (["--retriever", "none"], "--retriever"),
+        (["--tasks", "nq", "--against", "o"], "--tasks and --against"),
+        (["--limit", "3"], "the exam's settings"),
+    ],
+)
+def test_flags_that_only_benchmarks_read_are_refused_without_them(arguments, flags, capsys):
+    assert main(["evaluate", "--policy", "tiny", *arguments]) == 2
+    assert f"error: {flags} belong to benchmarks" in capsys.readouterr().err
+
+
+def test_answers_from_another_corpus_of_the_same_name_are_not_taken(folder, tmp_path, capsys):
+    other = tmp_path / "passages.jsonl"
+    write_rows(other, [passage_row("0", "The capital of France is Lima .", "Lima")])
+    few = ["--tasks", "world", "--limit", "1"]
+    assert evaluate(folder, tmp_path / "o", *few, "--corpus", str(folder / "passages.jsonl")) == 0
+    assert evaluate(folder, tmp_path / "o", *few, "--corpus", str(other)) == 2
+    assert "holds answers with corpus = 'passages.jsonl of" in capsys.readouterr().err
+
+
+def test_answers_that_other_gold_judged_are_not_taken(tmp_path, capsys):
+    row = {"id": "0", "question": "What is this ?", "golden_answers": ["Lima"]}
+    few = ["--tasks", "mine", "--retriever", "none", "--max-searches", "0"]
+    write_rows(tmp_path / "mine.jsonl", [row])
+    assert evaluate(tmp_path, tmp_path / "o", *few) == 0
+    write_rows(tmp_path / "mine.jsonl", [row | {"golden_answers": ["Oslo"]}])
+    assert evaluate(tmp_path, tmp_path / "o", *few) == 2
+    assert "'0' was judged by other answers" in capsys.readouterr().err
+
+
+def test_the_other_side_is_read_before_anything_is_asked(folder, tmp_path, capsys):
+    few = ["--tasks", "world", "--retriever", "none", "--against", str(tmp_path / "typo")]
+    assert evaluate(folder, tmp_path / "o", *few) == 2
+    assert "typo" in capsys.readouterr().err
+    assert not list((tmp_path / "o").glob("predictions/*"))
 
 
 def test_a_run_that_went_on_is_not_answered_from_before(folder, micro, tmp_path, capsys):

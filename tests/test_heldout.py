@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -85,6 +87,17 @@ def test_a_checkpoint_gives_its_own_weights(micro, tmp_path):
     first, last = (policy_of(run, step).model.state_dict() for step in (0, None))
     assert any(not torch.equal(first[name], last[name]) for name in first)
     assert Run(run.path).checkpoints[-1][0] == 2
+
+
+def test_a_run_of_a_device_that_is_not_here_is_asked_on_the_cpu(micro, tmp_path, caplog):
+    run = TrainingRun(train_config("grpo", 0, recipe=WORLD, **micro), tmp_path / "run").run()
+    config = json.loads((run.path / "config.json").read_text())
+    config["load"]["device"] = "cuda:7"
+    (run.path / "config.json").write_text(json.dumps(config))
+    assert policy_of(Run(run.path), None).model.device.type == "cpu"
+    assert "no device 'cuda:7' here" in caplog.text
+    with pytest.raises(ValueError, match="no device 'cuda:7' here"):
+        policy_of(Run(run.path), None, "cuda:7")
 
 
 def test_a_run_begins_with_the_scores_of_its_start(micro, tmp_path):

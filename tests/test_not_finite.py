@@ -121,7 +121,7 @@ def probe(patch, run, value):
 
 # what it is named by: rows left out, skipped updates, or a null; and what the batch needs
 PLACES = {
-    "reward": (reward, {"update/left_out": 4.0, "reward/mean": None, "reward/std": None}, {}),
+    "reward": (reward, {"update/left_out": 4.0, "reward/mean": None}, {}),
     "advantage": (advantage, {"update/left_out": 1.0}, {}),
     "sampler's log-prob": (sampled, {"policy/sampler_gap": None, "policy/sampler_kl": None}, {}),
     "old log-prob": (old, {"update/left_out": 1.0, "displacement/all_token": None}, {}),

@@ -26,7 +26,7 @@ from lldlib.policy.load import (
     word_tokenizer,
 )
 from lldlib.train.supervised import make_tiny, warm_start
-from lldlib.world.protocol import SEARCH_R1, TINY, search_protocol
+from lldlib.world.protocol import SEARCH_R1, TINY, TINY_WORDS, search_protocol
 
 
 def test_word_tokenizer_round_trip():
@@ -98,7 +98,11 @@ def test_a_saved_policy_gives_the_same_tokens_and_logits(tmp_path):
 def test_a_vocabulary_without_the_tags_gets_the_long_instruction(tmp_path):
     # It has an unknown token: the id of "</search>" is a valid one, and yet no tag.
     save_policy(character_policy(), tmp_path / "c")
-    assert search_protocol(load_policy(str(tmp_path / "c")).tokenizer) is SEARCH_R1
+    tokenizer = load_policy(str(tmp_path / "c")).tokenizer
+    assert search_protocol(tokenizer) is SEARCH_R1
+    # somebody may have added the tags to a large vocabulary
+    tokenizer.add_tokens([*(f"<{n}>" for n in range(TINY_WORDS)), "</search>"])
+    assert search_protocol(tokenizer) is SEARCH_R1
 
 
 def one_line(error) -> str:

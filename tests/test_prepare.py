@@ -307,6 +307,30 @@ def test_what_is_refused(tmp_path, name, file, text, says):
     assert not (tmp_path / "out").exists()
 
 
+def test_damaged_files_are_one_line(tmp_path):
+    packed = gzip.compress(json.dumps([HOTPOT] * 50).encode())
+    half = tmp_path / "hotpot_train.json.gz"
+    half.write_bytes(packed[: len(packed) // 2])
+    plain = tmp_path / "hotpot_train2.json.gz"
+    plain.write_text(json.dumps([HOTPOT]))
+    latin = tmp_path / "hotpot_train3.json"
+    latin.write_bytes('[{"question": "Où?"}]'.encode("latin-1"))
+    for file, says in ((half, "damaged gzip"), (plain, "damaged gzip"), (latin, "not UTF-8")):
+        with pytest.raises(ValueError, match=f"{file.name}: {says}"):
+            prepare("hotpotqa", [file], tmp_path / "out")
+    cut = tmp_path / "psgs_w100.tsv"
+    cut.write_text("id\ttext\ttitle\n1\tBorn in Rome.\tAnn Lee\n2\tOslo is")
+    with pytest.raises(ValueError, match=r"psgs_w100\.tsv:3: not three fields"):
+        prepare("wiki18", [cut], tmp_path / "out")
+
+
+@pytest.mark.parametrize("change", [{"question": None}, {"answer": 1994}])
+def test_a_row_whose_question_or_answer_is_no_text_is_named(tmp_path, change):
+    file = save(tmp_path / "hotpot_train.json", [HOTPOT, like(HOTPOT, **change)])
+    with pytest.raises(ValueError, match=r"hotpot_train\.json, row 1: not of HotpotQA"):
+        prepare("hotpotqa", [file], tmp_path / "out")
+
+
 def test_without_files_it_says_where_they_are(tmp_path):
     for name in NAMES:
         with pytest.raises(ValueError, match=r"--from FILES \(.*(from|hub)"):

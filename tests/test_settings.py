@@ -155,6 +155,16 @@ def test_every_recipe_and_default_is_within_its_ranges(policy):
         (TrainConfig(llds_target=-1.0), "llds_target is -1.0: use a finite number of 0 or more or"),
         (TrainConfig(llds_target=0.1), "llds_target is 0.1 with llds_coef 0: give a lambda"),
         (TrainConfig(data=DataConfig(hop_weights=(0.0,))), "data.hop_weights are all 0"),
+        (TrainConfig(data=DataConfig(corpus="c")), "data.corpus belongs to questions from files"),
+        (
+            TrainConfig(data=DataConfig(retriever="none", heldout=("h",))),
+            "data.heldout belongs to questions from files",
+        ),
+        (TrainConfig(data=DataConfig(misses=0.1)), "data.misses belongs to the world 'shuffled'"),
+        (
+            TrainConfig(data=DataConfig(train=("t",), exam_half="test")),
+            "data.exam_half belongs to the world 'shuffled', and is not read with questions from",
+        ),
         (WarmstartConfig(width=10), "width is 10: use a multiple of the 4 attention heads"),
         (
             with_field(LossConfig(), "llds_gate", "row"),

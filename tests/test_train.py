@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -38,6 +38,7 @@ from lldlib.seeds import seed_for
 from lldlib.train import measure
 from lldlib.train import trainer as train
 from lldlib.train.run import TrainingRun
+from lldlib.types import StopReason
 
 pytestmark = pytest.mark.usefixtures("answering_pays")
 
@@ -318,6 +319,28 @@ def test_nthr_group_by_group_is_nthr_of_the_whole_batch():
         for settings in (config, replace(config, micro_rows=2))
     )
     assert torch.allclose(parts, whole) and (whole < 1).any()
+
+
+def test_rollouts_without_their_search_do_not_teach(monkeypatch):
+    run = micro_trainer(replace(MICRO, lr=1e-2))
+    asked = run.rollout.run
+    stop = StopReason.TOOL_ERROR
+
+    def cut(*args, lost, **kwargs):
+        episodes = [replace(e, valid_searches=1) for e in asked(*args, **kwargs)]
+        return [replace(e, stop=stop, valid_searches=0) for e in episodes[:lost]] + episodes[lost:]
+
+    size = MICRO.rollout.group_size
+    monkeypatch.setattr(run.rollout, "run", partial(cut, lost=1))
+    metrics, episodes = run.step()
+    assert metrics["update/left_out"] == size  # its whole group
+    assert metrics["stop/tool_error"] == pytest.approx(1 / len(episodes))
+    assert metrics["reward/std"] is not None
+    before = weights(run)
+    monkeypatch.setattr(run.rollout, "run", partial(cut, lost=len(episodes)))
+    with pytest.raises(ConnectionError, match=r"was down for .* of batch 1: start it, then go on"):
+        run.step()
+    assert run.step_index == 1 and same(before, weights(run))
 
 
 # -- measurements and state ----------------------------------------------------------------------

@@ -52,7 +52,8 @@ class Exam:
     def ask(self, task: Task, questions: list[Question], progress: bool) -> list[Prediction]:
         """The answers to the slice of `questions` that the limit leaves, those on disk included.
 
-        Raises ValueError where an answer on disk belongs to another question of the same id, and
+        Raises ValueError where an answer on disk belongs to another question of the same id, or was
+        judged by other golden answers, and
         BlockingIOError where another exam writes into the folder.
         """
         with closing(Held(self.folder)):
@@ -179,7 +180,9 @@ def _line(one: Prediction) -> str:
 def _check_questions(
     path: Path, questions: list[Question], done: dict[tuple[str, int], Prediction]
 ) -> None:
-    texts = {name: one.question for (name, _), one in done.items()}
+    asked = {name: (one.question, one.golden_answers) for (name, _), one in done.items()}
     for question in questions:
-        if texts.get(question.id, question.text) != question.text:
-            raise ValueError(f"{path}: '{question.id}' was another question; use another --out")
+        text, answers = asked.get(question.id, (question.text, list(question.answers)))
+        if (text, answers) != (question.text, list(question.answers)):
+            what = "another question" if text != question.text else "judged by other answers"
+            raise ValueError(f"{path}: '{question.id}' was {what}; use another --out")

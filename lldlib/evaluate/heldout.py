@@ -1,5 +1,6 @@
 """Held-out scores of a policy; and does a searcher read? The same where facts are permuted."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -8,13 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from lldlib.config import RolloutConfig, train_config_from
-from lldlib.policy.load import Policy, load_as
+from lldlib.policy.load import Policy, check_device, load_as
 from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
 from lldlib.types import Episode, Question
 from lldlib.world.atlas import Chain, World, WorldQuestion
 from lldlib.world.environment import ATLAS, Environment, Rules, Split
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,22 @@ class PermutedControl:
     em_true: float  # 0 to 1; what is answered from memory
 
 
-def policy_of(run: Run, checkpoint: int | None) -> Policy:
+def policy_of(run: Run, checkpoint: int | None, device: str | None = None) -> Policy:
     """The policy of a run as it was before batch `checkpoint`; None takes the latest checkpoint.
 
-    Raises FileNotFoundError if there is no such checkpoint.
+    On a device of one's choice; None takes the run's, or the CPU where that is not here. Raises
+    FileNotFoundError if there is no such checkpoint.
     """
     tensors, _ = run.load_checkpoint(checkpoint)
     config = train_config_from(run.config)
-    policy = load_as(config.policy, config.load)
+    try:
+        check_device(device or config.load.device)
+    except ValueError as error:
+        if device is not None:
+            raise
+        logger.warning("%s: the policy is asked on the CPU", error)
+        device = "cpu"
+    policy = load_as(config.policy, replace(config.load, device=device or config.load.device))
     prefix = "model."
     weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     policy.model.load_state_dict(weights, strict=False)  # tied and frozen weights are not in there

@@ -1,5 +1,6 @@
 """A retriever by name, as the command line gives it."""
 
+import hashlib
 import importlib.util
 from itertools import islice
 from pathlib import Path
@@ -47,7 +48,8 @@ def open_retriever(name: str, corpus: Path | None, index: Path | None) -> Retrie
 def open_bm25(corpus: Path, index: Path | None) -> ScoredRetriever:
     """BM25 over a corpus file: in memory below DISK_FROM passages, else on disk.
 
-    An `index` folder puts it on disk at any size; else a large corpus gets one in runs/index.
+    An `index` folder puts it on disk at any size; else a large corpus gets one in runs/index,
+    whose name tells apart files of one name.
     Raises what `load_corpus` raises, and ValueError where bm25s is needed and not installed.
     """
     if index is None and sum(1 for _ in islice(read_jsonl(corpus), DISK_FROM)) < DISK_FROM:
@@ -56,4 +58,5 @@ def open_bm25(corpus: Path, index: Path | None) -> ScoredRetriever:
         raise ValueError("BM25 on disk needs bm25s: pip install 'lldlib[benchmarks]'")
     from lldlib.retrieval.disk import open_index
 
-    return open_index(corpus, index or Path("runs", "index", corpus.name))
+    place = hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()[:6]
+    return open_index(corpus, index or Path("runs", "index", f"{corpus.name}-{place}"))

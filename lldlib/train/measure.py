@@ -80,6 +80,7 @@ def of_batch(
     batch, scores, advantages = experience.batch, experience.old, experience.advantages
     new, mask = scored(model, batch, config).logp, batch.action_mask
     std = batch.rewards.view(-1, config.rollout.group_size).std(1)
+    std = std[std.isfinite()]  # a group that is left out has none
     return {
         "reward/mean": measures.known(
             float(torch.tensor([e.reward for e in episodes], device="cpu").mean())

@@ -30,7 +30,7 @@ from lldlib.seeds import seed_for
 from lldlib.train import measure
 from lldlib.train.experience import Experience, make_experience, scored
 from lldlib.train.limit import Limit
-from lldlib.types import Batch, Episode, Question
+from lldlib.types import Batch, Episode, Question, StopReason
 from lldlib.world.environment import Environment
 
 GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pass of most rows
@@ -100,13 +100,25 @@ class Trainer:
         return metrics, episodes
 
     def collect(self) -> tuple[list[Episode], Batch]:
-        """The episodes of this batch, and the same as tensors, with the rewards to train on."""
+        """The episodes of this batch, and the same as tensors, with the rewards to train on.
+
+        A rollout that ended because the search tool was down has none (nan), so its group is left
+        out. Raises ConnectionError where the tool was down for more rollouts than it served.
+        """
         split = self.environment.training(self.step_index)
         rng = random.Random(self._seed("questions"))
         self.rollout.tool = split.tool
         questions = rng.sample(split.questions, self.config.rollout.problems)
         episodes, batch = self._ask(questions, "sampling")
-        return episodes, dataclasses.replace(batch, rewards=self._trained_on(batch.rewards))
+        rewards = self._trained_on(batch.rewards)
+        cut = [episode.stop is StopReason.TOOL_ERROR for episode in episodes]
+        if sum(cut) > sum(episode.valid_searches > 0 for episode in episodes):
+            raise ConnectionError(
+                f"the search tool was down for {sum(cut)} of the {len(cut)} rollouts of batch "
+                f"{self.step_index}: start it, then go on with --resume"
+            )
+        rewards[torch.tensor(cut, device=rewards.device)] = math.nan  # no group of theirs teaches
+        return episodes, dataclasses.replace(batch, rewards=rewards)
 
     def _ask(self, questions: list[Question], purpose: str) -> tuple[list[Episode], Batch]:
         config = self.config.rollout

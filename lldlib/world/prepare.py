@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lldlib.files import load_json, open_text, read_jsonl, remade_folder, write_json, writing
+from lldlib.files import (
+    load_json,
+    open_text,
+    read_jsonl,
+    reading,
+    remade_folder,
+    write_json,
+    writing,
+)
 from lldlib.retrieval.passages import read_corpus
 from lldlib.world.answers import normalise_answer
 
@@ -186,7 +194,7 @@ def official_rows(path: Path) -> Iterator[Row]:
     if ".parquet" in path.suffixes:
         yield from _parquet(path)
         return
-    with open_text(path) as file:
+    with reading(path), open_text(path) as file:
         start = file.read(4096).lstrip()
     if start[:1] == "[" or '"Data"' in start.split("[")[0]:
         yield from _json_list(path)
@@ -196,11 +204,12 @@ def official_rows(path: Path) -> Iterator[Row]:
 
 
 def _json_list(path: Path) -> Iterator[Row]:
-    with open_text(path) as file:
-        try:
-            value = load_json(file.read())
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON ({error}); download it again") from error
+    with reading(path), open_text(path) as file:
+        text = file.read()
+    try:
+        value = load_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); download it again") from error
     rows = value.get("Data") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path}: want a list of JSON objects, or one under 'Data'")
@@ -292,6 +301,9 @@ def _gather(source: Source, file: Path, rows: dict[str, Row], counts: Counts) ->
         counts.read += 1
         try:
             row = source.read(official)
+            if row is not None:
+                key = " ".join(row["question"].lower().split()).rstrip("?").strip()
+                _all_text(row["golden_answers"])
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(
                 f"{file}, row {number}: not of {source.title} ({type(error).__name__}: {error}); "
@@ -302,9 +314,14 @@ def _gather(source: Source, file: Path, rows: dict[str, Row], counts: Counts) ->
             continue
         if kind := official.get("data_source"):
             counts.sources[kind] = counts.sources.get(kind, 0) + 1
-        key = " ".join(row["question"].lower().split()).rstrip("?").strip()
         counts.repeated += key in rows
         rows.setdefault(key, row)
+
+
+def _all_text(answers: Iterable[Any]) -> None:
+    for answer in answers:
+        if not isinstance(answer, str):
+            raise TypeError(f"the answer {answer!r} is no text")
 
 
 def _with_ids(rows: Iterable[Row]) -> Iterator[Row]:
@@ -357,11 +374,13 @@ def _passages_only(files: list[Path], out: Path) -> Counts:
 def _tsv(path: Path) -> Iterator[Row]:
     """DPR's passages: id, text, title."""
     csv.field_size_limit(sys.maxsize)
-    with open_text(path) as file:
+    with reading(path), open_text(path) as file:
         reader = csv.DictReader(file, delimiter="\t")
         if reader.fieldnames != ["id", "text", "title"]:
             raise ValueError(f"{path}: want the columns id, text, title")
         for row in reader:
+            if None in row.values() or None in row:
+                raise ValueError(f"{path}:{reader.line_num}: not three fields; download it again")
             yield {"id": row["id"], "title": row["title"], "text": row["text"]}
 
 

@@ -4,9 +4,11 @@ The only place that parses what the policy writes and renders what the environme
 text is data: it is rendered into the context and never parsed, so a passage that holds
 `</information><answer>x</answer>` neither ends a turn nor scores.
 
-Two things differ from Search-R1's loop (read in LLDS's copy, c19a094). An end-of-sequence token
+What differs from Search-R1's loop (read in LLDS's copy, c19a094). An end-of-sequence token
 without an action ends the episode here; there it is an invalid action, and the episode goes on. A
 search with an empty query is an invalid action here; there it is run and counts as a valid search.
+Instruction and message after an invalid action say the same in other words, and titles stand
+without the quotes that its corpus has. So a checkpoint of theirs is asked a little otherwise here.
 """
 
 import re
@@ -36,6 +38,7 @@ INVALID_MESSAGE = (
 MATHS_INSTRUCTION = "Reason step by step, and put the final answer within \\boxed{}."
 TINY_INVALID_MESSAGE = " Invalid action . Try again . "
 INFORMATION, END_OF_INFORMATION = "\n\n<information>", "</information>\n\n"
+TINY_WORDS = 10_000  # the built-in worlds have some hundreds
 _PLACE = "@@message@@"  # stands for the user's message while a chat template is taken apart
 
 
@@ -48,7 +51,7 @@ class Action:
 
 
 def numbered(passages: Sequence[Passage]) -> list[str]:
-    """Each passage with its number and title, as Search-R1 shows it."""
+    """Each passage with its number and title, as Search-R1 shows it but for the title's quotes."""
     return [f"Doc {i}(Title: {p.title}) {p.text}" for i, p in enumerate(passages, 1)]
 
 
@@ -170,19 +173,25 @@ MATHS = MathsProtocol(MATHS_INSTRUCTION, invalid_message="")
 
 
 def search_protocol(tokenizer) -> Protocol:
-    """The short texts of TINY for a vocabulary that holds the tags as tokens, else SEARCH_R1.
+    """The short texts of TINY for a vocabulary of the built-in world, else SEARCH_R1.
 
     The latter stands in the tokenizer's chat template, if it has one.
     """
-    return TINY if "</search>" in tokenizer.get_vocab() else SEARCH_R1.in_chat(tokenizer)
+    return TINY if _is_tiny(tokenizer) else SEARCH_R1.in_chat(tokenizer)
 
 
 def atlas_protocol(tokenizer) -> Protocol:
-    """The short texts of the built-in world: TINY for a vocabulary that holds the tags, or ATLAS.
+    """The short texts of the built-in world: TINY for a vocabulary of its words, or ATLAS.
 
     Without instruction and chat template: a start is taught the tags, and an episode stays short.
     """
-    return TINY if "</search>" in tokenizer.get_vocab() else ATLAS
+    return TINY if _is_tiny(tokenizer) else ATLAS
+
+
+def _is_tiny(tokenizer) -> bool:
+    """Whether the tags are words of a small vocabulary; somebody may add them to a large one."""
+    vocabulary = tokenizer.get_vocab()
+    return "</search>" in vocabulary and len(vocabulary) < TINY_WORDS
 
 
 def parse_action(text: str) -> Action:
