@@ -6,6 +6,7 @@ evaluations, after 35 and 40 batches.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from lldlib.files import markdown_table
 from lldlib.runs.phases import find_collapse
 
 CHOICE, TEST = range(3), range(3, 13)  # seeds
+WIDE = 1 - 0.05 / 6  # of the seventeenth rule's interval, for six comparisons
 BATCHES, LAST, WINDOW = 40, 2, 10
 SAMPLED, GREEDY = "eval/heldout_em", "eval/heldout_em_greedy"
 MISSING, START = "eval/missing_em", "eval/start_em"
@@ -122,11 +124,27 @@ def chosen(arms: Mapping[Arm, Mapping[int, Rows]], llds: bool) -> Arm | None:
     return max(means, key=means.get, default=None)
 
 
-def interval(pairs: list[float]) -> str:
-    """Mean of paired differences with its 95 % interval by Student's t."""
-    half = student.ppf(0.975, len(pairs) - 1) * stdev(pairs) / len(pairs) ** 0.5
+def interval(pairs: list[float], share: float = 0.95) -> str:
+    """Mean of paired differences with the interval that holds this share, by Student's t."""
+    half = student.ppf((1 + share) / 2, len(pairs) - 1) * stdev(pairs) / len(pairs) ** 0.5
     mean = fmean(pairs)
     return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}], {len(pairs)} pairs"
+
+
+def print_equal_rates(arms: Mapping[Arm, Mapping[int, Rows]]) -> None:
+    """At each rate every two arms on the test seeds: the ends' differences, sampled and greedy."""
+    for one, other in combinations(sorted(arms, key=lambda arm: (arm.rate, arm.coef or 0)), 2):
+        both = [seed for seed in TEST if seed in arms[one] and seed in arms[other]]
+        if one.rate == other.rate and len(both) > 1:
+            told = []
+            for key in (SAMPLED, GREEDY, MISSING):
+                pairs = [end(arms[other][s], key) - end(arms[one][s], key) for s in both]
+                told.append(interval(pairs))
+                if key == SAMPLED:
+                    told.append(f"{WIDE:.1%}: {interval(pairs, WIDE)}")
+            areas = [area(arms[other][s]) - area(arms[one][s]) for s in both]
+            told.append(f"area {interval(areas)}")
+            print(f"{other} minus {one}: " + "; ".join(told))
 
 
 def main() -> None:
@@ -148,6 +166,8 @@ def main() -> None:
                 ]
                 print(f"\nEvery seed's end, {how}\n")
                 print(markdown_table(["arm", *map(str, wanted)], ends))
+        print("\nTest, at equal rates: sampled, greedy, searches miss, area")
+        print_equal_rates(arms)
         plain = chosen(arms, llds=False) or plain
         kept = chosen(arms, llds=True) or kept
         print(f"\nmisses {misses:g}, chosen: {plain}; {kept}")
