@@ -284,6 +284,53 @@ def test_negative_numbers_without_a_leading_digit(tmp_path):
     assert run.signals["reward"] == pytest.approx([-(t + 10) / 100 for t in range(30)])
 
 
+def test_a_comma_in_a_number_is_of_thousands_or_a_decimal_mark(tmp_path):
+    """Which it is a file's other numbers tell; a setting such as gpus: 0,1 tells nothing."""
+    lengths = np.linspace(300, 3000, STEPS).round()
+    lines = [
+        f"step {t:,} | gpus: 0,1 | reward: {v:.3f} | response_length: {n:,.0f} | kl: 0.1,lr: 1"
+        for t, v, n in zip(range(950, 950 + STEPS), UP, lengths, strict=True)
+    ]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-3)
+    assert run.signals["length"] == pytest.approx(lengths)
+    assert run.steps.tolist() == list(range(950, 950 + STEPS)) and run.signals["kl"][0] == 0.1
+    lines = [
+        f"step {t} | reward: {v:.3f} | loss: 1.25e-2, x".replace(".", ",") for t, v in enumerate(UP)
+    ]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-3)
+    assert run.signals["loss"] == pytest.approx(0.0125)
+    lines = [f"step {t} | reward: {v:.3f} | response_length: 7,8" for t, v in enumerate(UP)]
+    run = one(write(tmp_path, lines)).run
+    assert "length" not in run.signals and len(run.scored) == STEPS  # two numbers, not one
+
+
+def test_numbers_with_a_spread_or_a_unit(tmp_path):
+    lines = [
+        f"step {t} | reward: {v:.4f}±0.31 | kl: 0.2+/-0.1 | resp len: 1.5k tokens | trunc: 40%"
+        for t, v in enumerate(UP)
+    ]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-4)
+    found = [run.signals[name][0] for name in ("kl", "length", "clipped")]
+    assert found == pytest.approx([0.2, 1500, 0.4])
+
+
+def test_a_table_with_semicolons_may_have_decimal_commas(tmp_path):
+    lines = ["step;reward;kl;note"]
+    lines += [
+        f"{t};{v:.4f};1.234.5;fine".replace(".5;f", ",5;f").replace("0.", "0,")
+        for t, v in enumerate(UP)
+    ]
+    file = tmp_path / "run.csv"
+    file.write_text("\n".join(lines) + "\n")
+    run = one(file).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-4) and run.signals["kl"][0] == 1234.5
+    with pytest.raises(Unreadable, match=r"no number in the column 'note' to map.*number: note"):
+        diagnose(file, {"note": "reward"})
+
+
 def test_a_notebook_log_in_pieces_and_a_notebook(tmp_path):
     pieces = [
         {"stream_name": "stdout", "time": t, "data": f"\r {t}%| | {t}/60 [0:1]\r{trl(v)[:9]}"}

@@ -75,13 +75,17 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> list[Log]
     for log in logs:
         log.path, log.name = path, printable(log.name)
     seen = {name: None for log in logs for name in log.seen}
+    words = {name: None for log in logs for name in log.words if name not in seen}
     for column in wanted:
         if not any(column in log.mapped.values() for log in logs):
-            raise Unreadable(f"{path}: no column {column!r} to map; {_columns(seen)}")
+            no = "no number in the" if column in words else "no"
+            raise Unreadable(f"{path}: {no} column {column!r} to map; {_columns(seen, words)}")
     kept = [log for log in logs if log.rows and kind_of(log).word != "none"]
     if not kept:
         looked = "a reward such as critic/score/mean, reward or reward/mean"
-        raise Unreadable(f"{path}: no training log; looked for {looked}; {_columns(seen, True)}")
+        raise Unreadable(
+            f"{path}: no training log; looked for {looked}; {_columns(seen, words, True)}"
+        )
     return kept
 
 
@@ -120,12 +124,17 @@ def _our_name(ours: str) -> str:
     raise ValueError(f"--map {ours}=...: no such signal; known are {known}")
 
 
-def _columns(seen: Mapping[str, None], hint: bool = False) -> str:
-    if not seen:
+def _columns(seen: Mapping[str, None], words: Mapping[str, None], hint: bool = False) -> str:
+    if not seen and not words:
         return "found no rows"
-    shown = ", ".join(list(seen)[:12]) + (", ..." if len(seen) > 12 else "")
+    unread = f"columns without a number: {_few(words)}" if words else ""
     named = " (name yours with --map reward=COLUMN)" if hint else ""
-    return f"found its columns: {shown}{named}"
+    shown = "; ".join(filter(None, [f"its columns: {_few(seen)}" if seen else "", unread]))
+    return f"found {shown}{named}"
+
+
+def _few(names: Mapping[str, None]) -> str:
+    return ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
 
 
 def _files(folder: Path) -> list[Path]:

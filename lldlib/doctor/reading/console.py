@@ -48,23 +48,29 @@ _NUMERAL = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?%?(?:/\d+)?|nan|NaN|[-+]?i
 _QUOTED = re.compile(
     rf"""['"]([^'"]{{1,120}})['"]\s*:\s*((?:np\.\w+\()?['"]?(?:{_NUMERAL})['"]?\)?)\s*(?=[,}}])"""
 )
+_COMMA = r"[-+]?\d+(?:,\d+)+(?:\.\d+)?(?:[eE][-+]?\d+)?%?"  # of thousands, or a decimal one
 _LOOSE = re.compile(
     r"(?<![A-Za-z0-9_/.@-])"
     r"(/?[A-Za-z_][\w/.@-]*+%?(?:\(\w+\))?(?: [A-Za-z_][\w.]*+){0,3}+)\s*+[:=]\s*"
-    rf"({_NUMERAL})(?=[\s,;|)\]]|$)"
+    rf"({_COMMA}|{_NUMERAL})([kKM]?)(?=[\s;|)\]±]|\+/?-|,(?!\d)|$)"
 )
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?%?")
+_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 _PAIR = re.compile(r"[:=]\s*(?:[-+]?\.?\d|nan|[-+]?inf)", re.I)
 _BRACE = re.compile(r"[{}]")
 _FLAT = re.compile(r"\{[^{}]*\}")
 _STATISTIC = re.compile(r"/?(?:mean|avg|average|min|max|std|median|sum)", re.I)
+_COUNT = r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _STEP_WORD = re.compile(
     r"\b(?:global[_ ]step|step|iter(?:ation)?|batch|update|rollout|round|episode)\s*[#:=]?\s*"
-    r"\[?(\d+)",
+    rf"\[?{_COUNT}",
     re.I,
 )
-_STEP_OF = re.compile(r"^\W*(?:\[[^\]]*\]\s*)?(\d+)\s*/\s*\d+\s*[|,:\]\-]|\]\s*\((\d+)/\d+\)")
+_STEP_OF = re.compile(
+    rf"^\W*(?:\[[^\]]*\]\s*)?{_COUNT}\s*/\s*[\d,]*\d\s*[|,:\]\-]|\]\s*\({_COUNT}/[\d,]*\d\)"
+)
 _BEFORE_DICT = re.compile(
-    r"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*(\d+)\W*$",
+    rf"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*{_COUNT}\W*$",
     re.I,
 )
 _NAMED = re.compile(r"([A-Za-z_][\w/.-]*)\s*[:=]\s*$")
@@ -106,6 +112,7 @@ class Console:
         self.names: dict[str, str] = {}  # loose names -> the part of them that is in the table
         self.step = NAN  # the last step named in a loose line
         self.brace = ""  # a dict that is printed over several lines
+        self.decimal = ""  # the mark that decimals have, once a number has shown it
         self.clock = NAN  # seconds, from the last line that begins with a time
         self.tail: deque[str] = deque(maxlen=TAIL)  # lines since the last row
 
@@ -185,7 +192,7 @@ class Console:
             values = numbers(row, self.dicts.log)
             lead, step = _NAMED.search(before), _BEFORE_DICT.search(before)
             if step and "step" not in values:
-                values["step"] = float(step[1])
+                values["step"] = _count(step[1])
             elif lead and len(_LOOSE.findall(before)) > 0:  # the dict is one value of the line
                 inside = numbers({lead[1]: row})
                 took = self._loose_row(before[: lead.start()], inside, False) or took
@@ -208,7 +215,7 @@ class Console:
             return False
         row |= inside
         found = _STEP_OF.search(line) or _STEP_WORD.search(line)
-        step = float(found[1] or found[2]) if found else self.step
+        step = _count(found[1] or found[2]) if found else self.step
         useful = {n: v for n, v in row.items() if n in self.wanted or read_name(n)}
         if (found and _STEP_OF.match(line)) or (
             found and "step" not in useful and _signals(useful)
@@ -239,10 +246,15 @@ class Console:
         """
         row: Row = {}
         own, head = False, ""
-        for found in _LOOSE.finditer(line):
-            name, value = found[1], number(found[2])
+        pairs = list(_LOOSE.finditer(line))
+        if not self.decimal:
+            marks = (_mark(found[2]) for found in pairs if self._measured(found[1]))
+            self.decimal = next(filter(None, marks), "")
+        for found in pairs:
+            name, value = found[1], self._number(found[2])
             if value is None:
                 continue
+            value *= _UNITS[found[3]]
             last = name.split()[-1]
             if _STATISTIC.fullmatch(last):
                 words = name.split()[:-1]
@@ -256,6 +268,20 @@ class Console:
             name = self._name(name)
             row[name] = value * read_name(name).scale
         return row, own
+
+    def _measured(self, name: str) -> bool:
+        """Whether a loose name is one that is read, and no setting such as gpus: 0,1."""
+        known = _known(name, self.wanted)
+        return known in self.wanted or bool(read_name(known) or _STATISTIC.fullmatch(name))
+
+    def _number(self, text: str) -> float | None:
+        """A number with or without a comma, which is read once the file's decimals are known."""
+        if "," not in text:
+            return number(text)
+        if self.decimal == ",":
+            return number(text.replace(",", "."))
+        thousands = self.decimal == "." and _THOUSANDS.fullmatch(text)
+        return number(text.replace(",", "")) if thousands else None
 
     def _name(self, name: str) -> str:
         """Of a loose name the part that is in the table, remembered."""
@@ -306,6 +332,18 @@ def console(path: Path, lines: Iterable[str], wanted: Columns) -> Log:
         cut = raw.endswith("\0") or WANDB_CUT <= len(raw) <= WANDB_CUT + 2
         reader.line(raw.rstrip("\0"), cut)
     return reader.close()
+
+
+def _count(text: str) -> float:
+    """A step, which may be written with commas: 1,204."""
+    return float(text.replace(",", ""))
+
+
+def _mark(text: str) -> str:
+    """The mark of decimals that a number shows; of 1,204 it may be either, and nothing is said."""
+    if "." in text or text.count(",") > 1:
+        return "."
+    return "" if "," not in text or _THOUSANDS.fullmatch(text) else ","
 
 
 def _seconds(text: str) -> float:
