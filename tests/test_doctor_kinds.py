@@ -230,6 +230,9 @@ def test_a_guess_carries_no_advice_and_a_weak_one_no_fall(tmp_path):
         ("objective/kl", "kl"),
         ("entropy_beta", "entropy"),
         ("objective/entropy", "entropy"),
+        ("mismatch_kl/mean", "kl"),
+        ("rollout_is/some_kl", "kl"),
+        ("Val Reward", "reward"),
     ],
 )
 def test_names_that_are_something_else(name, signal):
@@ -249,10 +252,32 @@ def test_names_that_are_something_else(name, signal):
         ("objective/kl", "kl_sum"),
         ("optim/entropy", "entropy"),
         ("reward score", "reward"),
+        ("Mismatch KL", "sampler_gap"),
+        ("Generation KL Error", "sampler_gap"),
+        ("train/train_rollout_logprob_abs_diff", "sampler_gap"),
     ],
 )
 def test_names_of_other_frameworks(name, signal):
     assert signal in dict(read_name(name).signals)
+
+
+@pytest.mark.parametrize(
+    ("printed", "signal", "guessed"),
+    [
+        ("Mean Policy KL", "kl", False),
+        ("Teacher KL", "kl", True),
+        ("Best Reward", None, False),
+        ("Mismatch KL", "sampler_gap", False),
+        ("Critic Warmup Loss", "loss", False),
+    ],
+)
+def test_words_before_a_printed_name_may_say_that_it_is_something_else(
+    tmp_path, printed, signal, guessed
+):
+    lines = [f"Step {t} | Reward: {v} | {printed}: {0.1 + t / 999}" for t, v in enumerate(UP)]
+    run = one(write(tmp_path, lines)).run
+    assert set(run.columns) - {"reward"} == ({signal} if signal else set())
+    assert run.columns["reward"] == "Reward" and run.guessed == ({signal} if guessed else set())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from lldlib.doctor.reading.log import (
     plain,
     printable,
 )
-from lldlib.doctor.reading.signals import GUESSED, read_name
+from lldlib.doctor.reading.signals import GUESSED, GUESSES, read_name
 
 WANDB_CUT = 4_095  # W&B's output.log cuts its lines at 4,096 characters: the last number is half
 SHORT_LINE = 100  # characters of a line that may name a step and nothing else
@@ -59,6 +59,12 @@ _UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 _PAIR = re.compile(r"[:=]\s*(?:[-+]?\.?\d|nan|[-+]?inf)", re.I)
 _BRACE = re.compile(r"[{}]")
 _FLAT = re.compile(r"\{[^{}]*\}")
+_SAYS_NOTHING = re.compile(  # of which number it is
+    r"mean|avg\.?|average|total|overall|current|running|final|train(?:ing|er)?|(?:mini)?batch|epoch|"
+    r"step|iter(?:ation)?|update|rollout|episode|group|sample|policy|actor|model|agent|the|new|info|"
+    r"debug|log|results?|metrics|stats|rl|ppo|grpo",
+    re.I,
+)
 _STATISTIC = re.compile(r"/?(?:mean|avg|average|min|max|std|median|sum)", re.I)
 _COUNT = r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _STEP_WORD = re.compile(
@@ -364,11 +370,20 @@ def _heading(before: str) -> str:
 
 
 def _known(name: str, wanted: Columns) -> str:
-    """Of a name of several words the longest end that is a name in the table."""
+    """Of a name of several words the longest end that is a name in the table.
+
+    Words that may say what else it is stay: Mismatch KL is no KL, Best Reward no reward.
+    """
     words = name.split(" ")
     ends = [" ".join(words[i:]) for i in range(len(words))]
-    for end in ends:
-        if end in wanted or any(rank < GUESSED for _, rank in read_name(end).signals):
+    for i, end in enumerate(ends):
+        if end in wanted:
+            return end
+        sure = {signal for signal, rank in read_name(end).signals if rank < GUESSED}
+        if sure:
+            tells = sure & GUESSES.keys() and not all(_SAYS_NOTHING.fullmatch(w) for w in words[:i])
+            return name if tells else end
+        if read_name(end).heldout is not None:
             return end
     for end in ends:
         if read_name(end):

@@ -376,6 +376,10 @@ SIGNALS: dict[str, Signal] = {
             "policy/sampler_kl",
             "optim/kl_sample_train_v1",  # Tinker: sampler against trainer, no reference
             "optim/kl_sample_train_v2",
+            *("mismatch_kl", "mismatch_kl/mean", "mismatch/mismatch_kl"),  # prime-rl, verl
+            *("gen_kl_error", "generation_kl_error", "policy/gen_kl_error"),  # NeMo-RL
+            *("vllm_kl", "rollout_is_kl", "rollout_is/kl", "sampler_kl"),
+            *("train_rollout_logprob_abs_diff", "rollout_train_logprobs_abs_diff_mean"),  # slime
         ),
         "a sampler that is not the policy",
     ),
@@ -453,7 +457,7 @@ GUESSES = {
     "reward": r".*(?:reward|return|score|success|accuracy|pass_rate|solve_rate).*|mean_r_.+|r_mean",
     "entropy": r".*entropy.*",
     "grad_norm": r".*grad\w*_norm.*",
-    "kl": r"(?:.*_)?kl(?:_.*)?",
+    "kl": r"(?!.*(?:mismatch|error|rollout_is|vllm))(?:.*_)?kl(?:_.*)?",
     "length": r".*(?:completion|response|generation|gen|output|answer)\w*_(?:len|length|tokens).*",
 }
 _NO_SCORE_WORDS = (
@@ -525,7 +529,8 @@ def read_name(column: str) -> Name:
             return Name()
     bare = canonical(column)
     spelled = column.strip().lower().replace("-", "_")
-    held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(spelled)), None)
+    joined = re.sub(r"\s+", "_", spelled)  # a console's "Val Reward"
+    held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(joined)), None)
     part = PART.fullmatch(re.sub(r"^train/", "", column.strip()))
     found = tuple(_PLACE.get(bare, ())) if held is None else ()
     trouble = bool(TOOL_TROUBLE.fullmatch(spelled)) and not spelled.startswith("timing")
