@@ -271,6 +271,27 @@ def test_a_resume_keeps_the_later_values():
     assert run.resumed == (21.0,) and "resumed at step 21" in run.notes[0]
 
 
+def test_the_step_of_the_training_counts_and_not_that_of_the_history(tmp_path):
+    """W&B counts all rows that were logged; a column that jumps back and forth is no step."""
+    lines = ["_step,train/global_step,rollout/step,train/reward"]
+    for t, v in enumerate(RISES):
+        lines += [f"{4 * t},,{t},", f"{4 * t + 1},{10 * t},{t % 7},{v}"]
+    file = tmp_path / "history.csv"
+    file.write_text("\n".join(lines) + "\n")
+    (found,) = diagnose(file)
+    assert found.run.steps[found.run.scored].tolist() == list(range(0, 10 * STEPS, 10))
+    assert f"steps 0 to {10 * (STEPS - 1)} (train/global_step)" in as_text(found)
+
+
+def test_the_evaluation_before_the_training_keeps_its_step(tmp_path):
+    file = tmp_path / "run.log"
+    lines = ["step:0 - val/test_score/gsm8k:0.1"]
+    lines += [f"step:{t} - training/global_step:{t} - critic/score/mean:{t}" for t in range(1, 30)]
+    file.write_text("\n".join(lines) + "\n")
+    run = diagnose(file)[0].run
+    assert run.steps.tolist() == list(range(30)) and run.heldout[0] == 0.1
+
+
 def test_of_two_runs_in_one_file_the_last_long_one_is_judged():
     both = diagnose_rows(rows(FALLS) + rows(RISES))
     assert both.judged.verdict == "healthy" and "2 runs" in both.run.notes[0]

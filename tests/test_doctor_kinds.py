@@ -216,6 +216,7 @@ def test_a_guess_carries_no_advice_and_a_weak_one_no_fall(tmp_path):
     assert "name it: --map reward=COLUMN" in as_text(strong).replace("\n    ", " ")
     weak = diagnose_rows([{"step": t, "my_return": v, "kl": 0.1} for t, v in enumerate(fall)])
     assert weak.judged.verdict == "unknown" and "--map reward=my_return" in weak.judged.sentence
+    assert side_by_side([weak])[1][-1] == "my_return may not be the reward"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class LoggedRun:
     heldout_name: str = ""
     notes: list[str] = field(default_factory=list)
     stepped: bool = True  # False: the log names no step, rows are counted
+    step_name: str = ""  # the log's column of steps
     resumed: tuple[float, ...] = ()  # steps at which it went on after a stop
     kind: Kind = RL
     guessed: frozenset[str] = frozenset()  # signals whose column is a guess by its name
@@ -125,6 +126,7 @@ def run_of(log: Log) -> LoggedRun:
         heldout_name=_set_names(held),
         notes=notes,
         stepped=step_name is not None,
+        step_name="" if step_name is None else log.mapped.get(step_name, step_name),
         resumed=tuple(float(s) for s in back if s > steps[0]),
         kind=kind_of(log),
         guessed=frozenset(guessed),
@@ -143,7 +145,10 @@ def _rows(count: int) -> str:
 
 
 def _step_name(table: dict[str, Array], rows: Array) -> str | None:
-    """The column of steps: one that half of the rows with a reward hold, and that moves."""
+    """The column of steps: one that half of the rows with a reward hold, and that moves.
+
+    Of columns that never disagree the fullest: verl's evaluation before the training has `step`.
+    """
     found = []
     for name, column in table.items():
         rank = read_name(name).step
@@ -153,13 +158,22 @@ def _step_name(table: dict[str, Array], rows: Array) -> str | None:
         if known.sum() >= ENOUGH and len(np.unique(column[known])) == 1:
             continue
         found.append((-_rising(column), rank, name))
-    return min(found)[2] if found else None
+    if not found:
+        return None
+    best = min(found)[2]
+    alike = [name for *_, name in sorted(found) if not _disagree(table[name], table[best])]
+    return max(alike, key=lambda name: int(np.isfinite(table[name]).sum()))
 
 
-def _rising(values: Array) -> int:
-    """Rows whose step is known and not under the one before."""
+def _disagree(a: Array, b: Array) -> bool:
+    both = np.isfinite(a) & np.isfinite(b)
+    return not both.any() or bool((a[both] != b[both]).any())
+
+
+def _rising(values: Array) -> float:
+    """The share of the known steps that are not under the one before."""
     known = values[np.isfinite(values)]
-    return int((np.diff(known) >= 0).sum())
+    return float((np.diff(known) >= 0).mean()) if len(known) > 1 else 0.0
 
 
 def _filled(steps: Array) -> Array:
