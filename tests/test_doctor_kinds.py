@@ -304,6 +304,23 @@ def test_settings_are_no_signals(tmp_path):
     assert "left out: 1 row, settings" in found.run.notes
 
 
+def test_numbers_in_several_levels_are_read(tmp_path):
+    deep: dict = {}
+    for _ in range(500):
+        deep = {"in": deep}
+    rows = [
+        {
+            "step": t,
+            "metrics": {"reward": {"mean": float(v)}, "kl": {"mean": 0.1}, "config": {"lr": 9}},
+        }
+        for t, v in enumerate(UP)
+    ]
+    run = one(jsonl(tmp_path, [row | {"deep": deep} for row in rows])).run
+    assert run.signals["reward"] == pytest.approx(UP) and set(run.columns) == {"reward", "kl"}
+    run = one(write(tmp_path, [str(row) for row in rows])).run
+    assert run.signals["reward"] == pytest.approx(UP)
+
+
 def test_negative_numbers_without_a_leading_digit(tmp_path):
     lines = [f"Epoch {t}: 0it [04:20, ?it/s, loss=1.33, avg_reward=-.{t + 10}]" for t in range(30)]
     run = one(write(tmp_path, lines)).run
