@@ -290,10 +290,44 @@ def test_words_before_a_printed_name_may_say_that_it_is_something_else(
         "heldout_success_rate",
         "dev/score/mean",
         "eval_avg_reward",
+        "eval/aime24/avg@32",
+        "eval/all/pass_at_1",
+        "eval/aime_pass1",
+        "val-core/aime/acc/maj@8/mean",
     ],
 )
 def test_held_out_scores_of_any_framework(name):
     assert read_name(name).heldout is not None and not read_name(name).signals
+
+
+def test_an_evaluation_by_its_data_set_is_a_score_if_its_numbers_are_shares():
+    other = {"eval/aime-truncated_ratio": 0.1, "eval/entropy": 0.3, "eval/response_len/mean": 1.0}
+    rows = [{"step": t, "reward": v} | other for t, v in enumerate(UP)]
+    run = diagnose_rows([row | {"eval/aime": v} for row, v in zip(rows, FLAT, strict=True)]).run
+    assert run.heldout_name == "eval/aime" and run.heldout == pytest.approx(FLAT)
+    assert "eval/aime is taken for a held-out score: a guess by its name" in run.notes
+    assert (
+        diagnose_rows([row | {"eval/aime": 3 * row["reward"]} for row in rows]).run.heldout_name
+        == ""
+    )
+    better = [row | {"eval/aime": 0.5, "eval/reward": v} for row, v in zip(rows, FLAT, strict=True)]
+    assert diagnose_rows(better).run.heldout_name == "eval/reward"
+
+
+def test_what_stands_under_a_heading_of_an_evaluation_is_its_own(tmp_path):
+    lines = []
+    for t, v in enumerate(UP, 1):
+        lines += [f"==== Step {t}/{STEPS} ====", "📊 Training Results:"]
+        lines += ["  • Loss: 0.1", f"  • Reward: {v}", "  • Response Length: 500"]
+        if t % 10 == 0:
+            lines += ["📊 Validation Results:", f"    • Accuracy: {v / 2}"]
+            lines += ["    • Response Length: 900", "    • Loss: 0.5"]
+    run = one(write(tmp_path, lines)).run
+    assert run.heldout_name == "validation/Accuracy"
+    assert (
+        run.heldout[9::10] == pytest.approx(UP[9::10] / 2) and np.isfinite(run.heldout).sum() == 6
+    )
+    assert set(run.signals["length"]) == {500} and set(run.signals["loss"]) == {0.1}
 
 
 def test_settings_are_no_signals(tmp_path):

@@ -57,6 +57,11 @@ _LOOSE = re.compile(
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?%?")
 _UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 _PAIR = re.compile(r"[:=]\s*(?:[-+]?\.?\d|nan|[-+]?inf)", re.I)
+_UNDER = re.compile(  # a heading such as `Validation Results:`
+    r"\W*(validation|eval|evaluation|test|heldout)"
+    r"(?: (?:results?|metrics|scores?|set|summary))*\W*",
+    re.I,
+)
 _BRACE = re.compile(r"[{}]")
 _FLAT = re.compile(r"\{[^{}]*\}")
 _SAYS_NOTHING = re.compile(  # of which number it is
@@ -118,6 +123,7 @@ class Console:
         self.names: dict[str, str] = {}  # loose names -> the part of them that is in the table
         self.step = NAN  # the last step named in a loose line
         self.brace = ""  # a dict that is printed over several lines
+        self.under = ""  # the evaluation whose heading stands over the lines
         self.decimal = ""  # the mark that decimals have, once a number has shown it
         self.clock = NAN  # seconds, from the last line that begins with a time
         self.tail: deque[str] = deque(maxlen=TAIL)  # lines since the last row
@@ -145,6 +151,9 @@ class Console:
             return True
         if self.brace or "{" in line:
             return self._dict(line)
+        heading = _UNDER.fullmatch(line)
+        if heading or line[:1] not in " \t•*-":
+            self.under = heading[1].lower().replace("evaluation", "eval") if heading else ""
         pairs = "=" in line or ":" in line or "/" in line
         if not self.verl.log.rows and (
             pairs or (len(line) < SHORT_LINE and _STEP_WORD.search(line))
@@ -270,8 +279,8 @@ class Console:
                 head = (
                     name.rpartition("/")[0] if _STATISTIC.fullmatch(name.rpartition("/")[2]) else ""
                 )
-            own = own or bool(_TRAINS.search(name))
-            name = self._name(name)
+            own = own or (not self.under and bool(_TRAINS.search(name)))
+            name = self._name(f"{self.under}/{name}" if self.under else name)
             row[name] = value * read_name(name).scale
         return row, own
 

@@ -103,7 +103,7 @@ def run_of(log: Log) -> LoggedRun:
     reward = signals.get("reward", np.empty(0))
     step_name = _step_name(table, ~np.isnan(reward) if len(reward) else np.ones(log.rows, bool))
     steps = np.arange(1.0, log.rows + 1) if step_name is None else _filled(table[step_name])
-    every = {("signal", n): v for n, v in signals.items()} | _others(table)
+    every = {("signal", n): v for n, v in signals.items()} | _others(table, notes)
     if _within_epochs(steps, signals.get("epoch")):
         notes.append("steps start anew in each epoch: rows are counted instead")
         steps, step_name = np.arange(1.0, log.rows + 1), None
@@ -266,10 +266,20 @@ def _chosen(table: dict[str, Array], names: list[str], beside: Array | None) -> 
     return next(name for name in names if counts[name] >= most / 2)
 
 
-def _others(table: dict[str, Array]) -> dict[tuple[str, str], Array]:
+def _may_be_heldout(name: str, column: Array) -> bool:
+    """Whether an evaluation may be a score: shares, of which a setting has one."""
+    known = column[np.isfinite(column)]
+    shares = len(known) > 1 and known.min() >= 0 and known.max() <= 1
+    return read_name(name).may_be_heldout and bool(shares)
+
+
+def _others(table: dict[str, Array], notes: list[str]) -> dict[tuple[str, str], Array]:
     """Held-out scores of the best kind, other evaluations, parts of the reward, tool failures."""
     out, kinds = {}, {n: read_name(n).heldout for n in table if np.isfinite(table[n]).any()}
     best = min((k for k in kinds.values() if k is not None), default=None)
+    if best is None:
+        out = {("heldout", n): c for n, c in table.items() if _may_be_heldout(n, c)}
+        notes += [f"{name} is taken for a held-out score: a guess by its name" for _, name in out]
     for name, column in table.items():
         what = read_name(name)
         if best is not None and kinds.get(name) == best:
@@ -278,7 +288,7 @@ def _others(table: dict[str, Array]) -> dict[tuple[str, str], Array]:
             out["part", what.part] = column
         if what.trouble:
             out["trouble", name] = column
-        if what.evaluated and not what.trouble:
+        if what.evaluated and not what.trouble and ("heldout", name) not in out:
             out["evaluated", name] = column
     return out
 

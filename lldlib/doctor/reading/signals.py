@@ -430,6 +430,12 @@ STEPS = (  # the number of an update or a batch, the best first
 )
 _SET = r"(?:test|eval|val|valid|validation|heldout|held_out|dev)"
 _SCORE = r"(?:reward|score|accuracy|acc|success_rate|pass_rate|win_rate|solve_rate|em|f1|correct)"
+_OF_ANSWERS = (  # an evaluation of answers, and of none of these
+    r"(?!.*(?:entropy|kl|std|min|max|best|worst|clip|trunc|ratio|frac|format|valid|rate|fail|error|"
+    r"penal|false|violat|refus|cost|lr|grad|prob|logp|len|freq|every|turn|search|tool|call|temp|"
+    r"coef|weight|var|adv|margin|chosen|rejected|nll|ppl|perplex|token|size|interval|seed|rank|"
+    r"time|per_second|sample|step|\Wn_|_n_|num|epoch|loss|count))"
+)
 # held-out scores, the best first; what stands in the brackets is the data set
 HELDOUT = (
     r"eval/heldout_em",
@@ -448,7 +454,12 @@ HELDOUT = (
     rf"{_SET}/{_SCORE}(?:/(?:mean|avg))?()",
     rf"{_SET}/(?:mean|avg)/{_SCORE}()",
     rf"{_SET}/pass(?:@|_at_)\d+()",
+    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:(?:avg|mean|maj|pass)(?:@|_at_)|pass)\d+",
+    r"val_core/(.+)/(?:acc|reward|score|em|f1)/maj@\d+/mean",
 )
+# an evaluation by the name of its data set, such as slime's eval/aime: a score if its numbers are
+# shares, and used only where a log has nothing better
+MAY_BE_HELDOUT = re.compile(rf"(?:{_SET}/|eval_){_OF_ANSWERS}[a-z][\w/.@-]+")
 # other numbers of an evaluation: not scores, but a dead policy shows in them too
 EVALUATED = re.compile(rf"(?:{_SET}[_/].*|accuracy|test_acc|val_acc)")
 NO_SCORE = re.compile(r".*(?:time|per_second|samples|step|[/_]n_|num|epoch|loss|count|tokens).*")
@@ -511,7 +522,8 @@ class Name:
     part: str | None = None  # the part of the reward that it is
     trouble: bool = False  # it counts a tool's failures
     scale: float = 1.0  # `actor/lr(1e-4)` carries a unit in its name
-    evaluated: bool = False  # a number of an evaluation that is no score
+    evaluated: bool = False  # a number of an evaluation that is no score by its name
+    may_be_heldout: bool = False  # but may be one by its values
 
     def __bool__(self) -> bool:
         known = self.step is not None or self.heldout is not None or self.part is not None
@@ -542,6 +554,7 @@ def read_name(column: str) -> Name:
         trouble,
         scale,
         held is None and bool(EVALUATED.fullmatch(spelled)) and not NO_SCORE.fullmatch(spelled),
+        held is None and bool(MAY_BE_HELDOUT.fullmatch(spelled)),
     )
 
 
