@@ -356,9 +356,10 @@ def _count(text: str) -> float:
 
 def _mark(text: str) -> str:
     """The mark of decimals that a number shows; of 1,204 it may be either, and nothing is said."""
-    if "." in text or text.count(",") > 1:
+    thousands = bool(_THOUSANDS.fullmatch(text))
+    if "." in text or (thousands and text.count(",") > 1):
         return "."
-    return "" if "," not in text or _THOUSANDS.fullmatch(text) else ","
+    return "," if text.count(",") == 1 and not thousands else ""
 
 
 def _seconds(text: str) -> float:
