@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+import os
 
 import numpy as np
 import pytest
@@ -156,6 +157,46 @@ def test_run_folders_and_folders_of_logs(tmp_path):
     ]
 
 
+def test_of_a_trainers_checkpoints_the_last_one_is_the_run(tmp_path):
+    for step in (20, 100, 60):
+        state = {"log_history": rows(RISES)[: step * STEPS // 100]}
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    (tmp_path / "checkpoint-200").mkdir()  # its state is not written yet
+    (found,) = diagnose(tmp_path)
+    assert found.run.name == "checkpoint-100" and len(found.run.steps) == STEPS
+
+
+def test_event_files_of_one_folder_are_one_run_unless_they_begin_anew(tmp_path):
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "run"
+    event_file(folder, 9, {t: {"reward": FALLS[t]} for t in range(35)})
+    event_file(folder, 10, {t: {"reward": FALLS[t]} for t in range(25, STEPS)})
+    event_file(folder, 11, {t: {"eval/reward": 0.5} for t in range(0, STEPS, 10)})
+    (found,) = diagnose(folder)
+    assert found.judged.verdict == "collapsed" and found.run.signals["reward"] == pytest.approx(
+        FALLS
+    )
+    assert found.run.resumed == (25.0,) and np.isfinite(found.run.heldout).sum() == 6
+    event_file(folder, 12, {t: {"reward": RISES[t]} for t in range(STEPS)})
+    assert [one.judged.verdict for one in diagnose(folder)] == ["collapsed", "healthy"]
+
+
+def event_file(folder, time, scalars):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder / f"{time}"))
+    for step, values in scalars.items():
+        said = [Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        writer.add_event(Event(step=step, wall_time=time + step, summary=Summary(value=said)))
+    writer.close()
+    (file,) = (folder / f"{time}").iterdir()
+    file.rename(folder / f"events.out.tfevents.{time}.host.1.0")
+    file.parent.rmdir()
+
+
 def test_a_run_folder_with_one_batch_has_too_few_rows(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.25}\n')
@@ -269,6 +310,27 @@ def test_a_resume_keeps_the_later_values():
     assert run.steps.tolist() == list(range(1, 51))
     assert run.signals["reward"].tolist() == [0.1] * 20 + [0.2] * 30
     assert run.resumed == (21.0,) and "resumed at step 21" in run.notes[0]
+
+
+def test_the_step_of_the_training_counts_and_not_that_of_the_history(tmp_path):
+    """W&B counts all rows that were logged; a column that jumps back and forth is no step."""
+    lines = ["_step,train/global_step,rollout/step,train/reward"]
+    for t, v in enumerate(RISES):
+        lines += [f"{4 * t},,{t},", f"{4 * t + 1},{10 * t},{t % 7},{v}"]
+    file = tmp_path / "history.csv"
+    file.write_text("\n".join(lines) + "\n")
+    (found,) = diagnose(file)
+    assert found.run.steps[found.run.scored].tolist() == list(range(0, 10 * STEPS, 10))
+    assert f"steps 0 to {10 * (STEPS - 1)} (train/global_step)" in as_text(found)
+
+
+def test_the_evaluation_before_the_training_keeps_its_step(tmp_path):
+    file = tmp_path / "run.log"
+    lines = ["step:0 - val/test_score/gsm8k:0.1"]
+    lines += [f"step:{t} - training/global_step:{t} - critic/score/mean:{t}" for t in range(1, 30)]
+    file.write_text("\n".join(lines) + "\n")
+    run = diagnose(file)[0].run
+    assert run.steps.tolist() == list(range(30)) and run.heldout[0] == 0.1
 
 
 def test_of_two_runs_in_one_file_the_last_long_one_is_judged():
@@ -502,6 +564,13 @@ def test_a_growing_file_is_followed(tmp_path):
 
     found = follow(file, sleep=grow)
     assert [next(found).judged.verdict for _ in range(3)] == ["unknown", "healthy", "collapsed"]
+
+
+def test_of_several_runs_the_newest_is_followed(tmp_path):
+    for name, reward, written in (("a", FALLS, 200), ("b", RISES, 100)):
+        (tmp_path / f"{name}.log").write_text(text_of("verl", reward))
+        os.utime(tmp_path / f"{name}.log", (written, written))
+    assert next(follow(tmp_path)).run.name == "a.log"
 
 
 def test_a_watcher_says_it_once_with_its_page(tmp_path, caplog):

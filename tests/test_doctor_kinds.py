@@ -216,6 +216,7 @@ def test_a_guess_carries_no_advice_and_a_weak_one_no_fall(tmp_path):
     assert "name it: --map reward=COLUMN" in as_text(strong).replace("\n    ", " ")
     weak = diagnose_rows([{"step": t, "my_return": v, "kl": 0.1} for t, v in enumerate(fall)])
     assert weak.judged.verdict == "unknown" and "--map reward=my_return" in weak.judged.sentence
+    assert side_by_side([weak])[1][-1] == "my_return may not be the reward"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,9 @@ def test_a_guess_carries_no_advice_and_a_weak_one_no_fall(tmp_path):
         ("objective/kl", "kl"),
         ("entropy_beta", "entropy"),
         ("objective/entropy", "entropy"),
+        ("mismatch_kl/mean", "kl"),
+        ("rollout_is/some_kl", "kl"),
+        ("Val Reward", "reward"),
     ],
 )
 def test_names_that_are_something_else(name, signal):
@@ -249,10 +253,32 @@ def test_names_that_are_something_else(name, signal):
         ("objective/kl", "kl_sum"),
         ("optim/entropy", "entropy"),
         ("reward score", "reward"),
+        ("Mismatch KL", "sampler_gap"),
+        ("Generation KL Error", "sampler_gap"),
+        ("train/train_rollout_logprob_abs_diff", "sampler_gap"),
     ],
 )
 def test_names_of_other_frameworks(name, signal):
     assert signal in dict(read_name(name).signals)
+
+
+@pytest.mark.parametrize(
+    ("printed", "signal", "guessed"),
+    [
+        ("Mean Policy KL", "kl", False),
+        ("Teacher KL", "kl", True),
+        ("Best Reward", None, False),
+        ("Mismatch KL", "sampler_gap", False),
+        ("Critic Warmup Loss", "loss", False),
+    ],
+)
+def test_words_before_a_printed_name_may_say_that_it_is_something_else(
+    tmp_path, printed, signal, guessed
+):
+    lines = [f"Step {t} | Reward: {v} | {printed}: {0.1 + t / 999}" for t, v in enumerate(UP)]
+    run = one(write(tmp_path, lines)).run
+    assert set(run.columns) - {"reward"} == ({signal} if signal else set())
+    assert run.columns["reward"] == "Reward" and run.guessed == ({signal} if guessed else set())
 
 
 @pytest.mark.parametrize(
@@ -264,10 +290,44 @@ def test_names_of_other_frameworks(name, signal):
         "heldout_success_rate",
         "dev/score/mean",
         "eval_avg_reward",
+        "eval/aime24/avg@32",
+        "eval/all/pass_at_1",
+        "eval/aime_pass1",
+        "val-core/aime/acc/maj@8/mean",
     ],
 )
 def test_held_out_scores_of_any_framework(name):
     assert read_name(name).heldout is not None and not read_name(name).signals
+
+
+def test_an_evaluation_by_its_data_set_is_a_score_if_its_numbers_are_shares():
+    other = {"eval/aime-truncated_ratio": 0.1, "eval/entropy": 0.3, "eval/response_len/mean": 1.0}
+    rows = [{"step": t, "reward": v} | other for t, v in enumerate(UP)]
+    run = diagnose_rows([row | {"eval/aime": v} for row, v in zip(rows, FLAT, strict=True)]).run
+    assert run.heldout_name == "eval/aime" and run.heldout == pytest.approx(FLAT)
+    assert "eval/aime is taken for a held-out score: a guess by its name" in run.notes
+    assert (
+        diagnose_rows([row | {"eval/aime": 3 * row["reward"]} for row in rows]).run.heldout_name
+        == ""
+    )
+    better = [row | {"eval/aime": 0.5, "eval/reward": v} for row, v in zip(rows, FLAT, strict=True)]
+    assert diagnose_rows(better).run.heldout_name == "eval/reward"
+
+
+def test_what_stands_under_a_heading_of_an_evaluation_is_its_own(tmp_path):
+    lines = []
+    for t, v in enumerate(UP, 1):
+        lines += [f"==== Step {t}/{STEPS} ====", "📊 Training Results:"]
+        lines += ["  • Loss: 0.1", f"  • Reward: {v}", "  • Response Length: 500"]
+        if t % 10 == 0:
+            lines += ["📊 Validation Results:", f"    • Accuracy: {v / 2}"]
+            lines += ["    • Response Length: 900", "    • Loss: 0.5"]
+    run = one(write(tmp_path, lines)).run
+    assert run.heldout_name == "validation/Accuracy"
+    assert (
+        run.heldout[9::10] == pytest.approx(UP[9::10] / 2) and np.isfinite(run.heldout).sum() == 6
+    )
+    assert set(run.signals["length"]) == {500} and set(run.signals["loss"]) == {0.1}
 
 
 def test_settings_are_no_signals(tmp_path):
@@ -278,10 +338,74 @@ def test_settings_are_no_signals(tmp_path):
     assert "left out: 1 row, settings" in found.run.notes
 
 
+def test_numbers_in_several_levels_are_read(tmp_path):
+    deep: dict = {}
+    for _ in range(500):
+        deep = {"in": deep}
+    rows = [
+        {
+            "step": t,
+            "metrics": {"reward": {"mean": float(v)}, "kl": {"mean": 0.1}, "config": {"lr": 9}},
+        }
+        for t, v in enumerate(UP)
+    ]
+    run = one(jsonl(tmp_path, [row | {"deep": deep} for row in rows])).run
+    assert run.signals["reward"] == pytest.approx(UP) and set(run.columns) == {"reward", "kl"}
+    run = one(write(tmp_path, [str(row) for row in rows])).run
+    assert run.signals["reward"] == pytest.approx(UP)
+
+
 def test_negative_numbers_without_a_leading_digit(tmp_path):
     lines = [f"Epoch {t}: 0it [04:20, ?it/s, loss=1.33, avg_reward=-.{t + 10}]" for t in range(30)]
     run = one(write(tmp_path, lines)).run
     assert run.signals["reward"] == pytest.approx([-(t + 10) / 100 for t in range(30)])
+
+
+def test_a_comma_in_a_number_is_of_thousands_or_a_decimal_mark(tmp_path):
+    """Which it is a file's other numbers tell; a setting such as gpus: 0,1 tells nothing."""
+    lengths = np.linspace(300, 3000, STEPS).round()
+    lines = [
+        f"step {t:,} | gpus: 0,1 | reward: {v:.3f} | response_length: {n:,.0f} | kl: 0.1,lr: 1"
+        for t, v, n in zip(range(950, 950 + STEPS), UP, lengths, strict=True)
+    ]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-3)
+    assert run.signals["length"] == pytest.approx(lengths)
+    assert run.steps.tolist() == list(range(950, 950 + STEPS)) and run.signals["kl"][0] == 0.1
+    lines = [
+        f"step {t} | reward: {v:.3f} | loss: 1.25e-2, x".replace(".", ",") for t, v in enumerate(UP)
+    ]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-3)
+    assert run.signals["loss"] == pytest.approx(0.0125)
+    lines = [f"step {t} | reward: {v:.3f} | response_length: 7,8" for t, v in enumerate(UP)]
+    run = one(write(tmp_path, lines)).run
+    assert "length" not in run.signals and len(run.scored) == STEPS  # two numbers, not one
+
+
+def test_numbers_with_a_spread_or_a_unit(tmp_path):
+    lines = [
+        f"step {t} | reward: {v:.4f}±0.31 | kl: 0.2+/-0.1 | resp len: 1.5k tokens | trunc: 40%"
+        for t, v in enumerate(UP)
+    ]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-4)
+    found = [run.signals[name][0] for name in ("kl", "length", "clipped")]
+    assert found == pytest.approx([0.2, 1500, 0.4])
+
+
+def test_a_table_with_semicolons_may_have_decimal_commas(tmp_path):
+    lines = ["step;reward;kl;note"]
+    lines += [
+        f"{t};{v:.4f};1.234.5;fine".replace(".5;f", ",5;f").replace("0.", "0,")
+        for t, v in enumerate(UP)
+    ]
+    file = tmp_path / "run.csv"
+    file.write_text("\n".join(lines) + "\n")
+    run = one(file).run
+    assert run.signals["reward"] == pytest.approx(UP, abs=1e-4) and run.signals["kl"][0] == 1234.5
+    with pytest.raises(Unreadable, match=r"no number in the column 'note' to map.*number: note"):
+        diagnose(file, {"note": "reward"})
 
 
 def test_a_notebook_log_in_pieces_and_a_notebook(tmp_path):

@@ -143,6 +143,7 @@ def follow(
 ) -> Iterator[Diagnosis]:
     """A diagnosis each time that the log has grown and what is said of it has changed.
 
+    Of a folder of several runs the one whose file changed last is followed.
     Never ends by itself. A log that cannot be read yet is waited for. `read` is `diagnose` with
     `mapping` unless it is given.
     """
@@ -153,7 +154,7 @@ def follow(
         if now != size:
             size = now
             try:
-                one = read(path)[-1]
+                one = max(reversed(read(path)), key=_changed)
             except Unreadable:
                 one = None
             if one is not None and (new := _news(one)) != said:
@@ -164,6 +165,12 @@ def follow(
 
 def _folder_size(path: Path) -> int:
     return sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.is_dir() else -1
+
+
+def _changed(one: Diagnosis) -> float:
+    """When the file of a run was written to."""
+    file = one.run.path
+    return file.stat().st_mtime if file is not None and file.is_file() else 0.0
 
 
 def _news(one: Diagnosis) -> tuple:

@@ -8,7 +8,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,17 +41,18 @@ BROKEN = (OSError, EOFError, UnicodeError, csv.Error, gzip.zlib.error)
 def read_logs(path: Path | str, mapping: Mapping[str, str] | None = None) -> list[Log]:
     """Every log of a file or a folder; `mapping` reads a column as another: {column: reward}.
 
-    A folder gives one log a run folder or file in it. Raises Unreadable, in one line, where nothing
-    can be read (what was looked for, and the columns that were seen) or where no log has a column
-    that is mapped.
+    A folder gives one log a run in it: a run folder, a file, event files of one folder that go on
+    with each other, or the last of a trainer's checkpoints. Raises Unreadable, in one line, where
+    nothing can be read (what was looked for, and the columns that were seen) or where no log has a
+    column that is mapped.
     """
     path = Path(path)
     if not path.exists():
         raise Unreadable(f"{path}: no such file or folder")
     logs, said = [], []
-    for file in [path] if path.is_file() else _files(path):
+    for files in [[path]] if path.is_file() else _runs(_files(path)):
         try:
-            logs += read_file(file, mapping)
+            logs += read_file(files[0], mapping, files[1:])
         except Unreadable as error:
             if path.is_file():
                 raise
@@ -62,26 +63,33 @@ def read_logs(path: Path | str, mapping: Mapping[str, str] | None = None) -> lis
     return logs
 
 
-def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> list[Log]:
+def read_file(
+    path: Path, mapping: Mapping[str, str] | None = None, later: Sequence[Path] = ()
+) -> list[Log]:
     """The logs of one file: one, but for a W&B chart export with several runs side by side.
 
-    Raises Unreadable as `read_logs` does.
+    `later` are the event files after it in its folder, which may go on with its run. Raises
+    Unreadable as `read_logs` does.
     """
     wanted = {column: _our_name(ours) for column, ours in (mapping or {}).items()}
     try:
-        logs = [log.close() for log in _read(path, wanted)]
+        logs = [log.close() for log in _read(path, wanted, later)]
     except BROKEN as error:
         raise Unreadable(f"{path}: cannot be read ({one_line(error)})") from error
     for log in logs:
-        log.path, log.name = path, printable(log.name)
+        log.path, log.name = log.path or path, printable(log.name)
     seen = {name: None for log in logs for name in log.seen}
+    words = {name: None for log in logs for name in log.words if name not in seen}
     for column in wanted:
         if not any(column in log.mapped.values() for log in logs):
-            raise Unreadable(f"{path}: no column {column!r} to map; {_columns(seen)}")
+            no = "no number in the" if column in words else "no"
+            raise Unreadable(f"{path}: {no} column {column!r} to map; {_columns(seen, words)}")
     kept = [log for log in logs if log.rows and kind_of(log).word != "none"]
     if not kept:
         looked = "a reward such as critic/score/mean, reward or reward/mean"
-        raise Unreadable(f"{path}: no training log; looked for {looked}; {_columns(seen, True)}")
+        raise Unreadable(
+            f"{path}: no training log; looked for {looked}; {_columns(seen, words, True)}"
+        )
     return kept
 
 
@@ -120,12 +128,17 @@ def _our_name(ours: str) -> str:
     raise ValueError(f"--map {ours}=...: no such signal; known are {known}")
 
 
-def _columns(seen: Mapping[str, None], hint: bool = False) -> str:
-    if not seen:
+def _columns(seen: Mapping[str, None], words: Mapping[str, None], hint: bool = False) -> str:
+    if not seen and not words:
         return "found no rows"
-    shown = ", ".join(list(seen)[:12]) + (", ..." if len(seen) > 12 else "")
+    unread = f"columns without a number: {_few(words)}" if words else ""
     named = " (name yours with --map reward=COLUMN)" if hint else ""
-    return f"found its columns: {shown}{named}"
+    shown = "; ".join(filter(None, [f"its columns: {_few(seen)}" if seen else "", unread]))
+    return f"found {shown}{named}"
+
+
+def _few(names: Mapping[str, None]) -> str:
+    return ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -136,20 +149,39 @@ def _files(folder: Path) -> list[Path]:
         return [folder / "trainer_state.json"]
     found = {file for pattern in LOGS for file in folder.glob(pattern) if file.is_file()}
     inner = [sub for sub in folder.iterdir() if sub.is_dir() and not sub.is_symlink()]
-    deeper = [file for sub in sorted(inner) for file in _files(sub)]
-    return sorted(found) + deeper
+    last: list[Path] = []  # a checkpoint's state holds that of the ones before it
+    for sub in sorted(filter(_checkpoint, inner), key=_checkpoint):
+        last = _files(sub) or last
+    deeper = [file for sub in sorted(inner) if not _checkpoint(sub) for file in _files(sub)]
+    return sorted(found) + last + deeper
+
+
+def _checkpoint(folder: Path) -> int:
+    """The step of a trainer's checkpoint folder; 0 for another folder."""
+    number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(number[1]) if number and (folder / "trainer_state.json").is_file() else 0
+
+
+def _runs(files: Sequence[Path]) -> list[list[Path]]:
+    """The files that may hold one run: the event files of a folder, by time, else each alone."""
+    together: dict[Path, list[tuple[int, Path]]] = {}
+    for file in files:
+        began = re.match(r"events\.out\.tfevents\.(\d+)\.", file.name)
+        key = file.parent if began else file
+        together.setdefault(key, []).append((int(began[1]) if began else 0, file))
+    return [[file for _, file in sorted(group)] for group in together.values()]
 
 
 # -- which format ----------------------------------------------------------------------------------
 
 
-def _read(path: Path, wanted: Columns) -> Iterable[Log]:
+def _read(path: Path, wanted: Columns, later: Sequence[Path]) -> Iterable[Log]:
     with _open(path) as file:
         head = file.read(HEAD)
     if head.startswith(WANDB_HEAD) or path.suffix == ".wandb":
         return [wandb(path, wanted)]
     if b"brain.Event" in head[:64] or "tfevents" in path.name:
-        return [tensorboard(path, wanted)]
+        return tensorboard([path, *later], wanted)
     text, start = _decoded(path, head)
     return _text(path, text, start, wanted)
 

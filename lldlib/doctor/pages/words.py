@@ -167,6 +167,7 @@ def _read(found: Diagnosis) -> list[str]:
     run, unit = found.run, found.run.unit
     count, rows = len(run.steps), _rows(len(run.steps))
     span = f", {unit}s {run.steps[0]:g} to {run.steps[-1]:g}" if count else ""
+    span += f" ({run.step_name})" if count and run.step_name not in ("", "step") else ""
     read = [f"{run.format}; {rows}{span}"]
     name = run.columns.get("reward")
     if name is not None and run.kind.word == "rl":
@@ -327,6 +328,8 @@ def side_by_side(all_found: Sequence[Diagnosis]) -> list[tuple[str, ...]]:
 def _resembles(found: Diagnosis) -> str:
     if found.run.kind.word != "rl":
         return f"not judged: {found.run.kind.title}"
+    if found.judged.rule == "guess":
+        return f"{found.run.columns['reward']} may not be the reward"
     if found.judged.verdict == "unknown":
         return f"fewer than {ENOUGH} rows with a reward"
     return "; ".join(p.title for p in found.patterns[:2]) or "-"

@@ -1,10 +1,10 @@
 """Binary logs: TensorBoard's event files and W&B's own, each by its maker's reader."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lldlib.doctor.reading.log import Columns, Log, Unreadable, number, printable
+from lldlib.doctor.reading.log import Columns, Log, Row, Unreadable, number, printable
 
 WANDB_HEAD = b":W&B"  # the first bytes of run-*.wandb
 
@@ -14,21 +14,55 @@ def one_line(error: BaseException) -> str:
     return printable(str(error))[:200] or type(error).__name__
 
 
-def tensorboard(path: Path, wanted: Columns) -> Log:
-    """The scalars of an event file, one row a step; a damaged end is left out."""
+def tensorboard(paths: Sequence[Path], wanted: Columns) -> list[Log]:
+    """The scalars of a folder's event files, one row a step; a damaged end is left out.
+
+    A file that begins later than the run before it is that run gone on, and one with other scalars
+    is a part of it, such as its evaluations; one that begins anew is a run of its own.
+    """
+    runs: list[tuple[Log, list[dict[int, Row]]]] = []
+    for path in paths:
+        log = Log(path.name, "TensorBoard event file", path=path)
+        rows = _steps(path, log)
+        if not runs:
+            runs.append((log, [rows]))
+            continue
+        run, parts = runs[-1]
+        apart = _tags(rows).isdisjoint(set().union(*map(_tags, parts)))
+        if not apart and min(rows) <= min(parts[0]):
+            runs.append((log, [rows]))
+            continue
+        if apart:
+            begins = [(min(part, default=0), part) for part in reversed(parts)]
+            for step, row in rows.items():
+                part = next((part for begin, part in begins if begin <= step), parts[0])
+                part[step] = row | part.get(step, {})
+        else:
+            parts.append(rows)
+        run.path = path
+        run.notes += [*log.notes, f"{path.name} is read as a part of this run"]
+    for log, parts in runs:
+        for rows in parts:
+            for step in sorted(rows):
+                log.add({"step": float(step)} | rows[step], wanted)
+    return [log for log, _ in runs]
+
+
+def _tags(rows: dict[int, Row]) -> set[str]:
+    return {name for row in rows.values() for name in row} - {"_timestamp"}
+
+
+def _steps(path: Path, log: Log) -> dict[int, Row]:
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     except ImportError as error:
         raise Unreadable(f"{path}: to read TensorBoard files: pip install tensorboard") from error
-    log = Log(path.name, "TensorBoard event file")
-    rows: dict[int, dict[str, float]] = {}
+    rows: dict[int, Row] = {}
     for step, time, name, value in _events(EventFileLoader(str(path)), log):
         row = rows.setdefault(step, {})
         row[name] = value
         row.setdefault("_timestamp", time)
-    for step in sorted(rows):
-        log.add({"step": float(step)} | rows[step], wanted)
-    return log
+    return rows
 
 
 def _events(loader, log: Log) -> Iterator[tuple[int, float, str, float]]:

@@ -31,7 +31,7 @@ from lldlib.doctor.reading.log import (
     plain,
     printable,
 )
-from lldlib.doctor.reading.signals import GUESSED, read_name
+from lldlib.doctor.reading.signals import GUESSED, GUESSES, read_name
 
 WANDB_CUT = 4_095  # W&B's output.log cuts its lines at 4,096 characters: the last number is half
 SHORT_LINE = 100  # characters of a line that may name a step and nothing else
@@ -48,23 +48,40 @@ _NUMERAL = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?%?(?:/\d+)?|nan|NaN|[-+]?i
 _QUOTED = re.compile(
     rf"""['"]([^'"]{{1,120}})['"]\s*:\s*((?:np\.\w+\()?['"]?(?:{_NUMERAL})['"]?\)?)\s*(?=[,}}])"""
 )
+_COMMA = r"[-+]?\d+(?:,\d+)+(?:\.\d+)?(?:[eE][-+]?\d+)?%?"  # of thousands, or a decimal one
 _LOOSE = re.compile(
     r"(?<![A-Za-z0-9_/.@-])"
     r"(/?[A-Za-z_][\w/.@-]*+%?(?:\(\w+\))?(?: [A-Za-z_][\w.]*+){0,3}+)\s*+[:=]\s*"
-    rf"({_NUMERAL})(?=[\s,;|)\]]|$)"
+    rf"({_COMMA}|{_NUMERAL})([kKM]?)(?=[\s;|)\]±]|\+/?-|,(?!\d)|$)"
 )
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?%?")
+_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 _PAIR = re.compile(r"[:=]\s*(?:[-+]?\.?\d|nan|[-+]?inf)", re.I)
-_BRACE = re.compile(r"[{}]")
-_FLAT = re.compile(r"\{[^{}]*\}")
-_STATISTIC = re.compile(r"/?(?:mean|avg|average|min|max|std|median|sum)", re.I)
-_STEP_WORD = re.compile(
-    r"\b(?:global[_ ]step|step|iter(?:ation)?|batch|update|rollout|round|episode)\s*[#:=]?\s*"
-    r"\[?(\d+)",
+_UNDER = re.compile(  # a heading such as `Validation Results:`
+    r"\W*(validation|eval|evaluation|test|heldout)"
+    r"(?: (?:results?|metrics|scores?|set|summary))*\W*",
     re.I,
 )
-_STEP_OF = re.compile(r"^\W*(?:\[[^\]]*\]\s*)?(\d+)\s*/\s*\d+\s*[|,:\]\-]|\]\s*\((\d+)/\d+\)")
+_BRACE = re.compile(r"[{}]")
+_FLAT = re.compile(r"\{[^{}]*\}")
+_SAYS_NOTHING = re.compile(  # of which number it is
+    r"mean|avg\.?|average|total|overall|current|running|final|train(?:ing|er)?|(?:mini)?batch|epoch|"
+    r"step|iter(?:ation)?|update|rollout|episode|group|sample|policy|actor|model|agent|the|new|info|"
+    r"debug|log|results?|metrics|stats|rl|ppo|grpo",
+    re.I,
+)
+_STATISTIC = re.compile(r"/?(?:mean|avg|average|min|max|std|median|sum)", re.I)
+_COUNT = r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_STEP_WORD = re.compile(
+    r"\b(?:global[_ ]step|step|iter(?:ation)?|batch|update|rollout|round|episode)\s*[#:=]?\s*"
+    rf"\[?{_COUNT}",
+    re.I,
+)
+_STEP_OF = re.compile(
+    rf"^\W*(?:\[[^\]]*\]\s*)?{_COUNT}\s*/\s*[\d,]*\d\s*[|,:\]\-]|\]\s*\({_COUNT}/[\d,]*\d\)"
+)
 _BEFORE_DICT = re.compile(
-    r"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*(\d+)\W*$",
+    rf"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*{_COUNT}\W*$",
     re.I,
 )
 _NAMED = re.compile(r"([A-Za-z_][\w/.-]*)\s*[:=]\s*$")
@@ -106,6 +123,8 @@ class Console:
         self.names: dict[str, str] = {}  # loose names -> the part of them that is in the table
         self.step = NAN  # the last step named in a loose line
         self.brace = ""  # a dict that is printed over several lines
+        self.under = ""  # the evaluation whose heading stands over the lines
+        self.decimal = ""  # the mark that decimals have, once a number has shown it
         self.clock = NAN  # seconds, from the last line that begins with a time
         self.tail: deque[str] = deque(maxlen=TAIL)  # lines since the last row
 
@@ -132,6 +151,9 @@ class Console:
             return True
         if self.brace or "{" in line:
             return self._dict(line)
+        heading = _UNDER.fullmatch(line)
+        if heading or line[:1] not in " \t•*-":
+            self.under = heading[1].lower().replace("evaluation", "eval") if heading else ""
         pairs = "=" in line or ":" in line or "/" in line
         if not self.verl.log.rows and (
             pairs or (len(line) < SHORT_LINE and _STEP_WORD.search(line))
@@ -185,7 +207,7 @@ class Console:
             values = numbers(row, self.dicts.log)
             lead, step = _NAMED.search(before), _BEFORE_DICT.search(before)
             if step and "step" not in values:
-                values["step"] = float(step[1])
+                values["step"] = _count(step[1])
             elif lead and len(_LOOSE.findall(before)) > 0:  # the dict is one value of the line
                 inside = numbers({lead[1]: row})
                 took = self._loose_row(before[: lead.start()], inside, False) or took
@@ -208,7 +230,7 @@ class Console:
             return False
         row |= inside
         found = _STEP_OF.search(line) or _STEP_WORD.search(line)
-        step = float(found[1] or found[2]) if found else self.step
+        step = _count(found[1] or found[2]) if found else self.step
         useful = {n: v for n, v in row.items() if n in self.wanted or read_name(n)}
         if (found and _STEP_OF.match(line)) or (
             found and "step" not in useful and _signals(useful)
@@ -239,10 +261,15 @@ class Console:
         """
         row: Row = {}
         own, head = False, ""
-        for found in _LOOSE.finditer(line):
-            name, value = found[1], number(found[2])
+        pairs = list(_LOOSE.finditer(line))
+        if not self.decimal:
+            marks = (_mark(found[2]) for found in pairs if self._measured(found[1]))
+            self.decimal = next(filter(None, marks), "")
+        for found in pairs:
+            name, value = found[1], self._number(found[2])
             if value is None:
                 continue
+            value *= _UNITS[found[3]]
             last = name.split()[-1]
             if _STATISTIC.fullmatch(last):
                 words = name.split()[:-1]
@@ -252,10 +279,24 @@ class Console:
                 head = (
                     name.rpartition("/")[0] if _STATISTIC.fullmatch(name.rpartition("/")[2]) else ""
                 )
-            own = own or bool(_TRAINS.search(name))
-            name = self._name(name)
+            own = own or (not self.under and bool(_TRAINS.search(name)))
+            name = self._name(f"{self.under}/{name}" if self.under else name)
             row[name] = value * read_name(name).scale
         return row, own
+
+    def _measured(self, name: str) -> bool:
+        """Whether a loose name is one that is read, and no setting such as gpus: 0,1."""
+        known = _known(name, self.wanted)
+        return known in self.wanted or bool(read_name(known) or _STATISTIC.fullmatch(name))
+
+    def _number(self, text: str) -> float | None:
+        """A number with or without a comma, which is read once the file's decimals are known."""
+        if "," not in text:
+            return number(text)
+        if self.decimal == ",":
+            return number(text.replace(",", "."))
+        thousands = self.decimal == "." and _THOUSANDS.fullmatch(text)
+        return number(text.replace(",", "")) if thousands else None
 
     def _name(self, name: str) -> str:
         """Of a loose name the part that is in the table, remembered."""
@@ -308,6 +349,19 @@ def console(path: Path, lines: Iterable[str], wanted: Columns) -> Log:
     return reader.close()
 
 
+def _count(text: str) -> float:
+    """A step, which may be written with commas: 1,204."""
+    return float(text.replace(",", ""))
+
+
+def _mark(text: str) -> str:
+    """The mark of decimals that a number shows; of 1,204 it may be either, and nothing is said."""
+    thousands = bool(_THOUSANDS.fullmatch(text))
+    if "." in text or (thousands and text.count(",") > 1):
+        return "."
+    return "," if text.count(",") == 1 and not thousands else ""
+
+
 def _seconds(text: str) -> float:
     try:
         return datetime.fromisoformat(text.replace("T", " ")).timestamp()
@@ -326,11 +380,20 @@ def _heading(before: str) -> str:
 
 
 def _known(name: str, wanted: Columns) -> str:
-    """Of a name of several words the longest end that is a name in the table."""
+    """Of a name of several words the longest end that is a name in the table.
+
+    Words that may say what else it is stay: Mismatch KL is no KL, Best Reward no reward.
+    """
     words = name.split(" ")
     ends = [" ".join(words[i:]) for i in range(len(words))]
-    for end in ends:
-        if end in wanted or any(rank < GUESSED for _, rank in read_name(end).signals):
+    for i, end in enumerate(ends):
+        if end in wanted:
+            return end
+        sure = {signal for signal, rank in read_name(end).signals if rank < GUESSED}
+        if sure:
+            tells = sure & GUESSES.keys() and not all(_SAYS_NOTHING.fullmatch(w) for w in words[:i])
+            return name if tells else end
+        if read_name(end).heldout is not None:
             return end
     for end in ends:
         if read_name(end):

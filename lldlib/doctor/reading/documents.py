@@ -21,6 +21,7 @@ from lldlib.doctor.reading.signals import GUESSED, read_name
 HEAD = 65_536  # bytes at the start of a file by which its format is told
 LINE = 4_000_000  # bytes of a line that are read; what follows in that line is not
 
+_DECIMAL_COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?:[eE][-+]?\d+)?%?")
 _FLAT = re.compile(r"\{[^{}]*\}")
 
 
@@ -160,12 +161,19 @@ def delimiter(head: str) -> str | None:
             continue
         if known and (not rows or len(rows[0]) == len(header) or len(head) >= HEAD):
             return mark
-        cells = [cell for row in rows for cell in row]
+        cells = [_cell(cell, mark) for row in rows for cell in row]
         figures = sum(number(cell) is not None or not cell.strip() for cell in cells)
         alike = rows and {len(row) for row in rows[:-1] or rows} == {len(header)}
         if alike and figures > len(cells) / 2:
             return mark
     return None
+
+
+def _cell(text: str, mark: str) -> str:
+    """A cell with a point in its number: a table with semicolons may have decimal commas."""
+    if mark == ";" and _DECIMAL_COMMA.fullmatch(text.strip()):
+        return text.replace(".", "").replace(",", ".")
+    return text
 
 
 def table(path: Path, lines: Iterable[str], mark: str, wanted: Columns) -> list[Log]:
@@ -189,5 +197,5 @@ def table(path: Path, lines: Iterable[str], mark: str, wanted: Columns) -> list[
             continue  # a last line that is cut, or one from something else
         for run, log in runs.items():
             cells = [(w[1], f) for w, f in zip(which, row, strict=True) if w and w[0] in ("", run)]
-            log.add(numbers({k: v for k, v in cells if v}, log), wanted)
+            log.add(numbers({k: _cell(v, mark) for k, v in cells if v}, log), wanted)
     return list(runs.values())

@@ -16,6 +16,7 @@ NAN = float("nan")
 NAMES = 400  # column names that are remembered for a message
 MOST_NAMES = 20_000  # names whose meaning is remembered
 BARE = ("logs", "metrics", "log", "data", "train", "stats", "values")  # nesting that says nothing
+DEPTH = 4  # levels of nesting that are read
 SETTINGS = re.compile(r"(?:args|config|cfg|hparams|hyper_?parameters|settings)/", re.I)
 BOOLEANS = frozenset({"skipped", "skip"})  # of these true and false are read as NAME (true)
 
@@ -162,7 +163,7 @@ def _float(value: str | float | int) -> float:
 
 
 def numbers(row: Mapping[object, object], log: Log | None = None) -> Row:
-    """The numbers of a row; one level of nesting is written group/name.
+    """The numbers of a row; what is nested is written group/name.
 
     Settings are left out, and `log` is told the names of columns that hold text.
     """
@@ -178,14 +179,14 @@ def numbers(row: Mapping[object, object], log: Log | None = None) -> Row:
     return found | _share(found)
 
 
-def _flat(row: Mapping[object, object]) -> list[tuple[str, object]]:
+def _flat(row: Mapping[object, object], depth: int = DEPTH) -> list[tuple[str, object]]:
     flat: list[tuple[str, object]] = []
     for name, value in row.items():
         name = str(name)
         if isinstance(value, Mapping):
             lead = "" if name in BARE else f"{name}/"
-            inner = [(f"{lead}{k}", v) for k, v in value.items()]
-            flat += [] if SETTINGS.fullmatch(f"{name}/") else inner
+            inner = _flat(value, depth - 1) if depth and not SETTINGS.fullmatch(f"{name}/") else []
+            flat += [(f"{lead}{k}", v) for k, v in inner]
         elif isinstance(value, list) and value and isinstance(value[0], (str, Mapping)):
             flat.append((name, "text"))
         elif not SETTINGS.match(name):

@@ -37,6 +37,7 @@ class LoggedRun:
     heldout_name: str = ""
     notes: list[str] = field(default_factory=list)
     stepped: bool = True  # False: the log names no step, rows are counted
+    step_name: str = ""  # the log's column of steps
     resumed: tuple[float, ...] = ()  # steps at which it went on after a stop
     kind: Kind = RL
     guessed: frozenset[str] = frozenset()  # signals whose column is a guess by its name
@@ -102,7 +103,7 @@ def run_of(log: Log) -> LoggedRun:
     reward = signals.get("reward", np.empty(0))
     step_name = _step_name(table, ~np.isnan(reward) if len(reward) else np.ones(log.rows, bool))
     steps = np.arange(1.0, log.rows + 1) if step_name is None else _filled(table[step_name])
-    every = {("signal", n): v for n, v in signals.items()} | _others(table)
+    every = {("signal", n): v for n, v in signals.items()} | _others(table, notes)
     if _within_epochs(steps, signals.get("epoch")):
         notes.append("steps start anew in each epoch: rows are counted instead")
         steps, step_name = np.arange(1.0, log.rows + 1), None
@@ -125,6 +126,7 @@ def run_of(log: Log) -> LoggedRun:
         heldout_name=_set_names(held),
         notes=notes,
         stepped=step_name is not None,
+        step_name="" if step_name is None else log.mapped.get(step_name, step_name),
         resumed=tuple(float(s) for s in back if s > steps[0]),
         kind=kind_of(log),
         guessed=frozenset(guessed),
@@ -143,7 +145,10 @@ def _rows(count: int) -> str:
 
 
 def _step_name(table: dict[str, Array], rows: Array) -> str | None:
-    """The column of steps: one that half of the rows with a reward hold, and that moves."""
+    """The column of steps: one that half of the rows with a reward hold, and that moves.
+
+    Of columns that never disagree the fullest: verl's evaluation before the training has `step`.
+    """
     found = []
     for name, column in table.items():
         rank = read_name(name).step
@@ -153,13 +158,22 @@ def _step_name(table: dict[str, Array], rows: Array) -> str | None:
         if known.sum() >= ENOUGH and len(np.unique(column[known])) == 1:
             continue
         found.append((-_rising(column), rank, name))
-    return min(found)[2] if found else None
+    if not found:
+        return None
+    best = min(found)[2]
+    alike = [name for *_, name in sorted(found) if not _disagree(table[name], table[best])]
+    return max(alike, key=lambda name: int(np.isfinite(table[name]).sum()))
 
 
-def _rising(values: Array) -> int:
-    """Rows whose step is known and not under the one before."""
+def _disagree(a: Array, b: Array) -> bool:
+    both = np.isfinite(a) & np.isfinite(b)
+    return not both.any() or bool((a[both] != b[both]).any())
+
+
+def _rising(values: Array) -> float:
+    """The share of the known steps that are not under the one before."""
     known = values[np.isfinite(values)]
-    return int((np.diff(known) >= 0).sum())
+    return float((np.diff(known) >= 0).mean()) if len(known) > 1 else 0.0
 
 
 def _filled(steps: Array) -> Array:
@@ -252,10 +266,20 @@ def _chosen(table: dict[str, Array], names: list[str], beside: Array | None) -> 
     return next(name for name in names if counts[name] >= most / 2)
 
 
-def _others(table: dict[str, Array]) -> dict[tuple[str, str], Array]:
+def _may_be_heldout(name: str, column: Array) -> bool:
+    """Whether an evaluation may be a score: shares, of which a setting has one."""
+    known = column[np.isfinite(column)]
+    shares = len(known) > 1 and known.min() >= 0 and known.max() <= 1
+    return read_name(name).may_be_heldout and bool(shares)
+
+
+def _others(table: dict[str, Array], notes: list[str]) -> dict[tuple[str, str], Array]:
     """Held-out scores of the best kind, other evaluations, parts of the reward, tool failures."""
     out, kinds = {}, {n: read_name(n).heldout for n in table if np.isfinite(table[n]).any()}
     best = min((k for k in kinds.values() if k is not None), default=None)
+    if best is None:
+        out = {("heldout", n): c for n, c in table.items() if _may_be_heldout(n, c)}
+        notes += [f"{name} is taken for a held-out score: a guess by its name" for _, name in out]
     for name, column in table.items():
         what = read_name(name)
         if best is not None and kinds.get(name) == best:
@@ -264,7 +288,7 @@ def _others(table: dict[str, Array]) -> dict[tuple[str, str], Array]:
             out["part", what.part] = column
         if what.trouble:
             out["trouble", name] = column
-        if what.evaluated and not what.trouble:
+        if what.evaluated and not what.trouble and ("heldout", name) not in out:
             out["evaluated", name] = column
     return out
 

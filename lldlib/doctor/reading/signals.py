@@ -212,6 +212,7 @@ SIGNALS: dict[str, Signal] = {
             "mean_length",
             "generation_length",
             "gen_len",
+            "resp_len",
             "episode/response_length",
             "env/all/ac_tokens_per_turn",
         ),
@@ -233,6 +234,7 @@ SIGNALS: dict[str, Signal] = {
             "truncated",
             "truncated_fraction",
             "frac_truncated",
+            "trunc",
         ),
         "length explosion, a start that is broken",
     ),
@@ -374,6 +376,10 @@ SIGNALS: dict[str, Signal] = {
             "policy/sampler_kl",
             "optim/kl_sample_train_v1",  # Tinker: sampler against trainer, no reference
             "optim/kl_sample_train_v2",
+            *("mismatch_kl", "mismatch_kl/mean", "mismatch/mismatch_kl"),  # prime-rl, verl
+            *("gen_kl_error", "generation_kl_error", "policy/gen_kl_error"),  # NeMo-RL
+            *("vllm_kl", "rollout_is_kl", "rollout_is/kl", "sampler_kl"),
+            *("train_rollout_logprob_abs_diff", "rollout_train_logprobs_abs_diff_mean"),  # slime
         ),
         "a sampler that is not the policy",
     ),
@@ -424,6 +430,12 @@ STEPS = (  # the number of an update or a batch, the best first
 )
 _SET = r"(?:test|eval|val|valid|validation|heldout|held_out|dev)"
 _SCORE = r"(?:reward|score|accuracy|acc|success_rate|pass_rate|win_rate|solve_rate|em|f1|correct)"
+_OF_ANSWERS = (  # an evaluation of answers, and of none of these
+    r"(?!.*(?:entropy|kl|std|min|max|best|worst|clip|trunc|ratio|frac|format|valid|rate|fail|error|"
+    r"penal|false|violat|refus|cost|lr|grad|prob|logp|len|freq|every|turn|search|tool|call|temp|"
+    r"coef|weight|var|adv|margin|chosen|rejected|nll|ppl|perplex|token|size|interval|seed|rank|"
+    r"time|per_second|sample|step|\Wn_|_n_|num|epoch|loss|count))"
+)
 # held-out scores, the best first; what stands in the brackets is the data set
 HELDOUT = (
     r"eval/heldout_em",
@@ -442,7 +454,12 @@ HELDOUT = (
     rf"{_SET}/{_SCORE}(?:/(?:mean|avg))?()",
     rf"{_SET}/(?:mean|avg)/{_SCORE}()",
     rf"{_SET}/pass(?:@|_at_)\d+()",
+    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:(?:avg|mean|maj|pass)(?:@|_at_)|pass)\d+",
+    r"val_core/(.+)/(?:acc|reward|score|em|f1)/maj@\d+/mean",
 )
+# an evaluation by the name of its data set, such as slime's eval/aime: a score if its numbers are
+# shares, and used only where a log has nothing better
+MAY_BE_HELDOUT = re.compile(rf"(?:{_SET}/|eval_){_OF_ANSWERS}[a-z][\w/.@-]+")
 # other numbers of an evaluation: not scores, but a dead policy shows in them too
 EVALUATED = re.compile(rf"(?:{_SET}[_/].*|accuracy|test_acc|val_acc)")
 NO_SCORE = re.compile(r".*(?:time|per_second|samples|step|[/_]n_|num|epoch|loss|count|tokens).*")
@@ -451,7 +468,7 @@ GUESSES = {
     "reward": r".*(?:reward|return|score|success|accuracy|pass_rate|solve_rate).*|mean_r_.+|r_mean",
     "entropy": r".*entropy.*",
     "grad_norm": r".*grad\w*_norm.*",
-    "kl": r"(?:.*_)?kl(?:_.*)?",
+    "kl": r"(?!.*(?:mismatch|error|rollout_is|vllm))(?:.*_)?kl(?:_.*)?",
     "length": r".*(?:completion|response|generation|gen|output|answer)\w*_(?:len|length|tokens).*",
 }
 _NO_SCORE_WORDS = (
@@ -505,7 +522,8 @@ class Name:
     part: str | None = None  # the part of the reward that it is
     trouble: bool = False  # it counts a tool's failures
     scale: float = 1.0  # `actor/lr(1e-4)` carries a unit in its name
-    evaluated: bool = False  # a number of an evaluation that is no score
+    evaluated: bool = False  # a number of an evaluation that is no score by its name
+    may_be_heldout: bool = False  # but may be one by its values
 
     def __bool__(self) -> bool:
         known = self.step is not None or self.heldout is not None or self.part is not None
@@ -523,7 +541,8 @@ def read_name(column: str) -> Name:
             return Name()
     bare = canonical(column)
     spelled = column.strip().lower().replace("-", "_")
-    held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(spelled)), None)
+    joined = re.sub(r"\s+", "_", spelled)  # a console's "Val Reward"
+    held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(joined)), None)
     part = PART.fullmatch(re.sub(r"^train/", "", column.strip()))
     found = tuple(_PLACE.get(bare, ())) if held is None else ()
     trouble = bool(TOOL_TROUBLE.fullmatch(spelled)) and not spelled.startswith("timing")
@@ -535,6 +554,7 @@ def read_name(column: str) -> Name:
         trouble,
         scale,
         held is None and bool(EVALUATED.fullmatch(spelled)) and not NO_SCORE.fullmatch(spelled),
+        held is None and bool(MAY_BE_HELDOUT.fullmatch(spelled)),
     )
 
 
