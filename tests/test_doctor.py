@@ -331,6 +331,38 @@ def test_where_it_collapsed():
     assert judge(diagnose_rows(rows(FALLS)).run).collapsed_at == 41
 
 
+@pytest.mark.parametrize("living", [300, 1000])
+def test_a_long_run_dies_in_ten_rows(living):
+    rise = noisy(np.linspace(0.2, 0.6, living), 0.05)
+    for dead, verdict in ((5, "healthy"), (10, "collapsed"), (20, "collapsed")):
+        judged = diagnose_rows(rows(np.append(rise, noisy(np.full(dead, 0.02), 0.01)))).judged
+        assert judged.verdict == verdict, dead
+    assert judged.collapsed_at == living + 1
+    assert "(mean of the last 10 rows): 97 % of it is lost" in judged.evidence[0]
+
+
+def test_a_fall_on_a_high_base_is_no_less_a_fall():
+    hill = np.concatenate([np.linspace(0, 0.3, 30), np.linspace(0.3, 0.02, 30)])
+    for base in (1.0, 2.0):
+        judged = diagnose_rows(rows(noisy(base + hill, 0.02))).judged
+        assert (judged.verdict, judged.rule) == ("degrading", "unlearned")
+        assert "% of what it had learned and has not come back" in judged.sentence
+    sinks = noisy(np.concatenate([np.linspace(0.2, 0.62, 30), np.full(30, 0.51)]), 0.02)
+    judged = diagnose_rows(rows(sinks)).judged
+    assert judged.verdict == "healthy" and judged.sentence.endswith(
+        "has lost 17 % of its best since."
+    )
+    falls = diagnose_rows(rows(noisy(np.where(np.arange(STEPS) < 30, 1.0, 0.9), 0.02))).judged
+    assert falls.verdict == "stagnating" and "neither" not in falls.sentence
+    assert "best 1.01" in falls.evidence[1] and "now 0.89" in falls.evidence[1]
+
+
+@pytest.mark.parametrize("length", [300, 900])
+def test_noise_alone_is_no_fall(length):
+    for seed in range(20):
+        assert verdict_of(noisy(np.full(length, 0.4), 0.1, seed)) != "degrading"
+
+
 @pytest.mark.parametrize(
     ("first", "share", "over"),
     [(-0.2, 40, " (counted from its floor, -0.2)"), (0.0, 50, "")],  # 0.4 of 1.0, and of 0.8

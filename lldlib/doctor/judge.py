@@ -11,7 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from lldlib.doctor.judging.levels import HIGH, Level, floor_of, level, slope, split, top_of
+from lldlib.doctor.judging.levels import (
+    HIGH,
+    LAST,
+    Level,
+    floor_of,
+    lately,
+    level,
+    slope,
+    split,
+    top_of,
+)
 from lldlib.doctor.judging.statistics import break_at, means, noise, window_size
 from lldlib.doctor.judging.vital import Sign, signs
 from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
@@ -22,6 +32,9 @@ SURE = 3.5  # standard errors that a fall must have: the best window is chosen, 
 RISEN = 2.5  # standard errors that a rise must have: its windows are not chosen
 FALLEN = 0.25  # share of the best score that is lost: degrading
 LOST = 0.6  # ... collapsed
+UNLEARNED = 0.6  # share of what was learned that is lost: degrading, whatever the score's offset
+SUNK = 0.1  # share of the best score that must be lost for that
+SURER = 4.5  # standard errors of the rise and of the fall for that: both ends were chosen
 HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are lost again
 LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
@@ -177,20 +190,33 @@ def _stuck(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     )
 
 
+def _stands(scores: Array, floor: float) -> tuple[Level, tuple[int, float]]:
+    """Where the scores stand, and `split` of it.
+
+    A last tenth of which half is dead says too little, and late: the last rows alone count where
+    all of them lie behind the break and chance is ruled out.
+    """
+    now = level(scores, floor)
+    late = lately(scores, floor, now)
+    if late is not None and late.fall >= SURE:
+        parted = split(scores, late)
+        if parted[1] <= CHANCE and len(scores) - parted[0] >= LAST:
+            return late, parted
+    return now, split(scores, now)
+
+
 def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The score has lost a large share of its best, by far more than its noise."""
     floor = floor_of(run, scores)
-    now = level(scores, floor)
-    if now.fall < SURE or now.lost < FALLEN:
+    now, (begin, chance) = _stands(scores, floor)
+    if now.fall < SURE:
         return None
-    begin, chance = split(scores, now)
+    if now.lost < FALLEN:
+        return _unlearned(run, rows, now, begin)
     step, percent = run.steps[rows[begin]], f"{100 * now.lost:.0f} %"
     over = f" (counted from its floor, {floor:.2g})" if floor else ""
-    size = window_size(len(scores))
     evidence = (
-        f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
-        f"{run.steps[rows[min(now.best_from + size, len(rows) - 1)]]:g}), "
-        f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it{over} is lost",
+        f"{_from_best(run, rows, now)}: {percent} of it{over} is lost",
         f"the fall is {_errors(now.fall)}",
     )
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
@@ -200,6 +226,28 @@ def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
         return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
     sentence = f"Degrading: the reward lost {percent} of its best{over} and has not come back."
     return Judgement("degrading", "fall", sentence, evidence, None, int(rows[begin]))
+
+
+def _unlearned(run: LoggedRun, rows: Array, now: Level, begin: int) -> Judgement | None:
+    """A score that rests on a high base has lost most of what it had learned."""
+    undone = now.lost / max(now.won, 1e-12)
+    if min(now.learned, now.fall) < SURER or undone < UNLEARNED or now.lost < SUNK:
+        return None
+    share = f"{100 * undone:.0f} %" if undone < 0.995 else "all"
+    evidence = (
+        f"{_from_best(run, rows, now)}; it began at {now.first:.3g}",
+        f"the rise was {_errors(now.learned)}, the fall is {_errors(now.fall)}",
+    )
+    sentence = f"Degrading: the reward lost {share} of what it had learned and has not come back."
+    return Judgement("degrading", "unlearned", sentence, evidence, None, int(rows[begin]))
+
+
+def _from_best(run: LoggedRun, rows: Array, now: Level) -> str:
+    middle = min(now.best_from + window_size(len(rows)), len(rows) - 1)
+    return (
+        f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
+        f"{run.steps[rows[middle]]:g}), now {now.last:.3g} (mean of the last {now.last_rows} rows)"
+    )
 
 
 def _broken_numbers(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
@@ -294,7 +342,7 @@ def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     steps = np.abs(np.diff(values)) / math.sqrt(2)
     if best - last < SURE * np.median(steps) / 0.6745 * math.sqrt(2 / 3):
         return None  # within the noise from one evaluation to the next
-    now = level(scores, floor_of(run, scores))
+    now, _ = _stands(scores, floor_of(run, scores))
     fell = now.fall >= SURE and now.lost >= FALLEN
     said = f"the held-out score lost {100 * lost:.0f} % of its best"
     evidence = [f"held-out score ({run.heldout_name}): best {best:.3g}, now {last:.3g}"]
@@ -308,14 +356,18 @@ def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
 def _standing(run: LoggedRun, scores: Array) -> Judgement:
     """Nothing fell: did the run learn?"""
     floor = floor_of(run, scores)
-    now = level(scores, floor)
+    now, _ = _stands(scores, floor)
     said = f"{run.columns['reward']}: {now.first:.3g} at the start, {now.late:.3g} lately"
     dip = _dip(run, scores, floor)
+    holds = "holds"
+    if now.fall >= SURE:  # too small a fall for a verdict is told
+        holds = f"has lost {100 * now.lost:.0f} % of its best since"
+        dip = (f"{_from_best(run, run.scored, now)}: the fall is {_errors(now.fall)}",)
     if now.rise >= RISEN and now.gain >= GAIN:
         return Judgement(
             "healthy",
             "learned",
-            "Healthy: the reward rose by far more than its noise and holds.",
+            f"Healthy: the reward rose by far more than its noise and {holds}.",
             (f"{said}: {_errors(now.rise)}", *dip),
         )
     top = top_of(run, scores)
@@ -323,7 +375,7 @@ def _standing(run: LoggedRun, scores: Array) -> Judgement:
         return Judgement(
             "healthy",
             "at the top",
-            "Healthy: the reward is near its top and holds.",
+            f"Healthy: the reward is near its top and {holds}.",
             (f"{said}; the top is {top:g}", *dip),
         )
     return (
@@ -336,6 +388,9 @@ def _standing(run: LoggedRun, scores: Array) -> Judgement:
 def _no_trend(now: Level, said: str, dip: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The sentence and the evidence of a run that neither learns nor falls."""
     moved = f"{said}: {now.rise:+.1f} standard errors"
+    if now.fall >= SURE:
+        sentence = "Stagnating: the reward fell by more than its noise, but by too little to count."
+        return sentence, (said, *dip)
     if abs(now.rise) < RISEN:
         sentence = "Stagnating: the reward neither rises nor falls by more than its noise."
         return sentence, (f"{moved}; {RISEN:g} would be a trend", *dip)

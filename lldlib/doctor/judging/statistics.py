@@ -39,6 +39,20 @@ def noise(values: Array) -> tuple[float, float]:
     return spread, (1 + rho) / (1 - rho)
 
 
+def mean_error(values: Array, width: int) -> float:
+    """Standard error of a mean over `width` rows, few against a block.
+
+    The larger of two: from `noise`, and from how far such means lie from the line of their own
+    block, in the median block, since neighbours may resemble each other for longer than `noise`
+    looks.
+    """
+    spread, rows = noise(values)
+    size = window_size(len(values))
+    blocks = [_detrended(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
+    apart = [float(np.mean(means(block, width) ** 2)) for block in blocks if size >= width]
+    return max(spread * math.sqrt(rows / width), math.sqrt(np.median(apart)) if apart else 0.0)
+
+
 def _detrended(values: Array) -> Array:
     at = np.arange(len(values)) - (len(values) - 1) / 2
     return values - values.mean() - at * (at @ values) / (at @ at)
