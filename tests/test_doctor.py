@@ -357,6 +357,18 @@ def test_a_fall_on_a_high_base_is_no_less_a_fall():
     assert "best 1.01" in falls.evidence[1] and "now 0.89" in falls.evidence[1]
 
 
+@pytest.mark.parametrize(("reward", "verdict"), [(RISES, "healthy"), (FALLS, "collapsed")])
+def test_one_glitch_changes_no_verdict(reward, verdict):
+    reward = reward.copy()
+    reward[[15, 30]] = -50, 40
+    found = diagnose_rows(rows(reward))
+    assert found.judged.verdict == verdict and len(found.run.scored) == STEPS - 2
+    assert any("2 rows" in note and "-50 at step 16" in note for note in found.run.notes)
+    seldom = np.zeros(STEPS)
+    seldom[20] = 1.0  # the one success of a run is no glitch
+    assert len(diagnose_rows(rows(seldom)).run.scored) == STEPS
+
+
 @pytest.mark.parametrize("length", [300, 900])
 def test_noise_alone_is_no_fall(length):
     for seed in range(20):

@@ -22,7 +22,13 @@ from lldlib.doctor.judging.levels import (
     split,
     top_of,
 )
-from lldlib.doctor.judging.statistics import break_at, means, noise, window_size
+from lldlib.doctor.judging.statistics import (
+    break_at,
+    means,
+    noise,
+    window_size,
+    without_glitches,
+)
 from lldlib.doctor.judging.vital import Sign, signs
 from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 
@@ -71,6 +77,7 @@ def judge(run: LoggedRun) -> Judgement:
     """
     if run.kind.word != "rl":
         return _not_judged(run)
+    run = without_glitches(run)
     rows, shown = run.scored, signs(run)
     if len(rows) < ENOUGH:
         return _too_short(run, len(rows))
