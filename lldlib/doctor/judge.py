@@ -6,6 +6,7 @@ the verdict of its prefix.
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -52,7 +53,7 @@ DEAD_ROWS = 10  # rows in a row at exactly one score
 SELDOM = 0.25  # share of the rows before that may have had that score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
 HELDOUT_GAIN = 0.03  # share of its late value that a held-out score must have won to count
-HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
+PART_LOST = 0.4  # share of its best that a part of the reward must have lost
 DEAD_ENTROPY = 1e-6  # nats per token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
 
@@ -87,7 +88,7 @@ def judge(run: LoggedRun) -> Judgement:
     found += [_dead(run, sign) for sign in shown if sign.grave == "dead"]
     found = [judgement for judgement in found if judgement is not None]
     if not found:
-        return _not_over_a_corpse(_standing(run, scores), shown)
+        return _not_for_a_gamed_reward(run, _not_over_a_corpse(_standing(run, scores), shown))
     worst = max(ORDER.index(judgement.verdict) for judgement in found)
     alike = [judgement for judgement in found if ORDER.index(judgement.verdict) == worst]
     first = min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
@@ -144,6 +145,26 @@ def _not_over_a_corpse(judged: Judgement, shown: list[Sign]) -> Judgement:
     had = "is near its top" if judged.rule == "at the top" else "rose"
     sentence = f"{verdict.capitalize()}: the reward {had}, but {sign.says}."
     return replace(judged, verdict=verdict, rule="no life", sentence=sentence)
+
+
+def _not_for_a_gamed_reward(run: LoggedRun, judged: Judgement) -> Judgement:
+    """A reward that rises while its part for right answers falls leaves no run healthy."""
+    falls, rises = moved_parts(run)
+    right = [name for name in falls if RIGHT.search(name) and not NOT_RIGHT.search(name)]
+    if judged.verdict != "healthy" or not right or not rises:
+        return judged
+    name, other = right[0], next(iter(rises))
+    now, more = falls[name], rises[other]
+    said = f"{name} fell from {now.best:.3g} to {now.last:.3g}"
+    told = f"{said}; {other} rose from {more.first:.3g} to {more.late:.3g}"
+    sentence = f"Degrading: the reward holds, but its part {said}."
+    evidence = (*judged.evidence, told)
+    return replace(judged, verdict="degrading", rule="parts", sentence=sentence, evidence=evidence)
+
+
+# what pays for right answers, and what pays for their form; a part of another name is only told
+RIGHT = re.compile(r"correct|accura|exact|success|solve|outcome|pass|verif|(?:^|_)em(?:$|_)", re.I)
+NOT_RIGHT = re.compile(r"format|len|style|tag|brev|penal|incorrect", re.I)
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -339,16 +360,38 @@ def heldout_level(run: LoggedRun) -> tuple[float, float, float, int] | None:
     return float(mean[top]), float(mean[-1]), float(share), int(rows[min(fall, len(rows) - 1)])
 
 
+def heldout_fall(run: LoggedRun) -> tuple[float, float, float, int] | None:
+    """`heldout_level` where a large share is lost, by far more than one evaluation's noise."""
+    found = heldout_level(run)
+    if found is None or found[2] < FALLEN:
+        return None
+    values = run.heldout[np.isfinite(run.heldout)]
+    apart = np.abs(np.diff(values)) / math.sqrt(2)
+    spread = max(np.median(apart) / 0.6745, apart.mean() / 0.7979)  # as of a normal distribution
+    return None if found[0] - found[1] < SURE * spread * math.sqrt(2 / 3) else found
+
+
+def moved_parts(run: LoggedRun) -> tuple[dict[str, Level], dict[str, Level]]:
+    """The parts of the reward that fell and those that rose, both far beyond their noise."""
+    falls, rises = {}, {}
+    for name, values in run.parts.items():
+        known = values[np.isfinite(values)]
+        if len(known) < 2 * ENOUGH or known.max() - known.min() < 1e-9:
+            continue
+        now = level(known, min(0.0, float(known.min())))
+        if now.fall >= SURE + 1 and now.lost >= PART_LOST:
+            falls[name] = now
+        elif now.rise >= SURE + 1:
+            rises[name] = now
+    return falls, rises
+
+
 def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The held-out score fell, whatever the training reward does."""
-    found = heldout_level(run)
-    if found is None or found[2] < HELDOUT_FALLEN:
+    found = heldout_fall(run)
+    if found is None:
         return None
     best, last, lost, row = found
-    values = run.heldout[np.isfinite(run.heldout)]
-    steps = np.abs(np.diff(values)) / math.sqrt(2)
-    if best - last < SURE * np.median(steps) / 0.6745 * math.sqrt(2 / 3):
-        return None  # within the noise from one evaluation to the next
     now, _ = _stands(scores, floor_of(run, scores))
     fell = now.fall >= SURE and now.lost >= FALLEN
     said = f"the held-out score lost {100 * lost:.0f} % of its best"
