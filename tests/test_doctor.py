@@ -319,12 +319,18 @@ def test_verdicts(reward, verdict):
 
 @pytest.mark.parametrize(
     "entropy",
-    [lambda t: 1 - t / 61, lambda t: 0.5 + t / 20, lambda t: 0.001],
+    [lambda t: 1 - t / 61, lambda t: 0.5 + t / 40, lambda t: 0.001],
     ids=["falls", "rises", "is 0"],
 )
 def test_a_run_that_learns_is_healthy_whatever_its_entropy(entropy):
     found = diagnose_rows(rows(RISES, entropy=entropy))
     assert found.judged.verdict == "healthy" and not found.patterns and not found.warnings
+
+
+def test_a_wild_policy_is_told_under_a_good_verdict_and_no_more():
+    found = diagnose_rows(rows(RISES, entropy=lambda t: 0.5 + t / 15, kl=lambda t: 0.01 + t / 4))
+    assert found.judged.verdict == "healthy" and not found.advice
+    assert [p.key for p in found.patterns] == ["entropy up", "kl"]
 
 
 def test_where_it_collapsed():
@@ -432,6 +438,30 @@ def test_a_part_for_right_answers_that_falls_is_no_healthy_run(part, verdict):
     found = diagnose_rows(rows(falls + up, **parts))
     assert found.judged.verdict == verdict and "parts" in [p.key for p in found.patterns]
     assert bool(found.advice) == (verdict == "degrading")
+
+
+@pytest.mark.parametrize(("until", "verdict"), [(STEPS, "healthy"), (40, "collapsed")])
+def test_a_reward_that_falls_while_the_held_out_score_rises(until, verdict):
+    table = rows(noisy(np.where(np.arange(STEPS) < 30, 0.8, 0.3)))
+    for t in range(0, until, 4):  # scores of before the fall say nothing of it
+        table[t]["eval_reward"] = 0.3 + 0.004 * t + 0.003 * (-1) ** (t // 4)
+    judged = diagnose_rows(table).judged
+    assert judged.verdict == verdict
+    assert any(line.startswith("held-out score (eval_reward): 0.3") for line in judged.evidence)
+    assert any("64 % of it is lost" in line for line in judged.evidence)
+
+
+def test_a_held_out_score_stands_under_every_verdict():
+    table = rows(FLAT)
+    for t, value in ((0, 0.05), (20, 0.1), (40, 0.28)):
+        table[t]["eval_reward"] = value
+    line = "held-out score (eval_reward): 0.05 in the first of 3 evaluations, 0.28 in the last"
+    assert diagnose_rows(table).judged.evidence[-1] == line
+
+
+def test_what_it_was_just_before_it_died():
+    judged = diagnose_rows(rows(np.append(np.linspace(0.2, 0.8, 40), np.zeros(20)))).judged
+    assert judged.rule == "dead floor" and "just before it was 0.762" in judged.evidence[0]
 
 
 # -- patterns --------------------------------------------------------------------------------------

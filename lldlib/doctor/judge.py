@@ -87,12 +87,45 @@ def judge(run: LoggedRun) -> Judgement:
     found = [rule(run, rows, scores) for rule in rules]
     found += [_dead(run, sign) for sign in shown if sign.grave == "dead"]
     found = [judgement for judgement in found if judgement is not None]
+    told = next((j for j in found if j.rule in FALLS and _outdone(run, j)), None)
+    found = [judgement for judgement in found if judgement is not told]
     if not found:
-        return _not_for_a_gamed_reward(run, _not_over_a_corpse(_standing(run, scores), shown))
+        stands = _standing(run, scores) if told is None else _harder(run, told)
+        judged = _not_for_a_gamed_reward(run, _not_over_a_corpse(stands, shown))
+        return _with_heldout(run, judged)
     worst = max(ORDER.index(judgement.verdict) for judgement in found)
     alike = [judgement for judgement in found if ORDER.index(judgement.verdict) == worst]
     first = min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
-    return _on_a_guess(run, first)
+    return _with_heldout(run, _on_a_guess(run, first))
+
+
+FALLS = ("fall", "unlearned")  # rules that look at nothing but the training reward
+
+
+def _outdone(run: LoggedRun, fell: Judgement) -> bool:
+    """Whether the held-out score rose, and stands near its best in evaluations after the fall."""
+    after = int(np.isfinite(run.heldout[fell.row :]).sum())
+    if after < 3 or heldout_rise(run) is None:  # what was asked before the fall says nothing of it
+        return False
+    return heldout_level(run)[2] < SUNK
+
+
+def _harder(run: LoggedRun, fell: Judgement) -> Judgement:
+    """A training reward that falls while the held-out score rises: its questions grew harder."""
+    sentence = "Healthy: the held-out score rises by more than its noise; the training reward fell."
+    return Judgement("healthy", "held-out rise", sentence, (heldout_rise(run), *fell.evidence))
+
+
+def _with_heldout(run: LoggedRun, judged: Judgement) -> Judgement:
+    """The first and the last held-out score stand under every verdict."""
+    values = run.heldout[np.isfinite(run.heldout)]
+    if len(values) < 2 or any(line.startswith("held-out score") for line in judged.evidence):
+        return judged
+    line = (
+        f"held-out score ({run.heldout_name}): {values[0]:.3g} in the first of {len(values)} "
+        f"evaluations, {values[-1]:.3g} in the last"
+    )
+    return replace(judged, evidence=(*judged.evidence, line))
 
 
 def _not_judged(run: LoggedRun) -> Judgement:
@@ -142,8 +175,11 @@ def _not_over_a_corpse(judged: Judgement, shown: list[Sign]) -> Judgement:
     broke = [sign for sign in grave if sign.key in ("numbers", "ended")]
     verdict: Verdict = "degrading" if broke else "stagnating"
     sign = (broke or grave)[0]
-    had = "is near its top" if judged.rule == "at the top" else "rose"
-    sentence = f"{verdict.capitalize()}: the reward {had}, but {sign.says}."
+    had = {
+        "at the top": "the reward is near its top",
+        "held-out rise": "the held-out score rose",
+    }.get(judged.rule, "the reward rose")
+    sentence = f"{verdict.capitalize()}: {had}, but {sign.says}."
     return replace(judged, verdict=verdict, rule="no life", sentence=sentence)
 
 
@@ -183,7 +219,7 @@ def _dead_floor(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     step = run.steps[rows[begin]]
     began = f"since {run.unit} {step:g}"
     said = f"{began} the score is exactly {low:g}, its lowest, in {dead} rows in a row"
-    before = f"before it was {head[: window_size(len(scores))].mean():.3g}"
+    before = f"just before it was {head[-window_size(len(scores)) :].mean():.3g}"
     return Judgement(
         "collapsed",
         "dead floor",
@@ -367,7 +403,9 @@ def heldout_fall(run: LoggedRun) -> tuple[float, float, float, int] | None:
         return None
     values = run.heldout[np.isfinite(run.heldout)]
     apart = np.abs(np.diff(values)) / math.sqrt(2)
-    spread = max(np.median(apart) / 0.6745, apart.mean() / 0.7979)  # as of a normal distribution
+    spread = np.median(apart) / 0.6745  # as of a normal distribution
+    if found[2] < HALF:  # a lesser fall must also stand out from the larger moves
+        spread = max(spread, apart.mean() / 0.7979)
     return None if found[0] - found[1] < SURE * spread * math.sqrt(2 / 3) else found
 
 
@@ -464,6 +502,17 @@ def _by_all_rows(run: LoggedRun, scores: Array, now: Level, said: str) -> Judgem
 
 def _by_heldout(run: LoggedRun, said: str) -> Judgement | None:
     """A held-out score that rose counts for a run whose training reward does not move."""
+    rise = heldout_rise(run)
+    if rise is None:
+        return None
+    sentence = (
+        "Healthy: the held-out score rises by more than its noise; the training reward does not."
+    )
+    return Judgement("healthy", "held-out rise", sentence, (rise, said))
+
+
+def heldout_rise(run: LoggedRun) -> str | None:
+    """The rise of the held-out score in words, where it is over its noise."""
     values = run.heldout[np.isfinite(run.heldout)]
     if len(values) < HELDOUT_POINTS:
         return None
@@ -471,15 +520,9 @@ def _by_heldout(run: LoggedRun, said: str) -> Judgement | None:
     line = slope(values)
     if line < RISEN or last - first < HELDOUT_GAIN * abs(last):
         return None
-    return Judgement(
-        "healthy",
-        "held-out rise",
-        "Healthy: the held-out score rises by more than its noise; the training reward does not.",
-        (
-            f"held-out score ({run.heldout_name}): {first:.3g} at the start, {last:.3g} lately, "
-            f"{line:.1f} standard errors over {len(values)} evaluations",
-            said,
-        ),
+    return (
+        f"held-out score ({run.heldout_name}): {first:.3g} at the start, {last:.3g} lately, "
+        f"{line:.1f} standard errors over {len(values)} evaluations"
     )
 
 

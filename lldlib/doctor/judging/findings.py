@@ -195,7 +195,7 @@ def _tool_died(s: Scene) -> str:
     scores, rows = s.run.signals["reward"][s.run.scored], s.run.scored
     i = int(np.searchsorted(rows, s.at))
     now = level(scores, floor_of(s.run, scores))
-    if i < 5 or now.best <= now.last:
+    if i < 5 or i >= len(scores) or now.best <= now.last:
         return ""
     jump = float(np.median(scores[i - 5 : i]) - np.median(scores[i : i + 5]))
     if jump < TOOL_SHARE * (now.best - now.last) or jump < TOOL_NOISE * noise(scores)[0]:
@@ -276,8 +276,8 @@ def _displacement(s: Scene) -> str:
 
 
 def _entropy_up(s: Scene) -> str:
-    if s.judged.verdict == "healthy":
-        return ""
+    if s.judged.verdict == "healthy" and not s.late("entropy") >= BABBLE:
+        return ""  # a policy that learns may explore
     low, high = s.before("entropy"), s.peak("entropy")
     if not s.fell:
         low, high = s.early("entropy"), s.late("entropy")
@@ -357,7 +357,7 @@ def _spikes(s: Scene) -> str:
 
 
 def _kl_ran(s: Scene) -> str:
-    if s.judged.verdict == "healthy" or s.run.columns.get("kl") == "actor/reward_kl_penalty":
+    if s.run.columns.get("kl") == "actor/reward_kl_penalty":
         return ""
     known = values_of(s.run, "kl")
     known = known[np.isfinite(known)]
