@@ -381,7 +381,7 @@ def test_verdicts(reward, verdict):
 
 @pytest.mark.parametrize(
     "entropy",
-    [lambda t: 1 - t / 61, lambda t: 0.5 + t / 20, lambda t: 0.001],
+    [lambda t: 1 - t / 61, lambda t: 0.5 + t / 40, lambda t: 0.001],
     ids=["falls", "rises", "is 0"],
 )
 def test_a_run_that_learns_is_healthy_whatever_its_entropy(entropy):
@@ -389,8 +389,56 @@ def test_a_run_that_learns_is_healthy_whatever_its_entropy(entropy):
     assert found.judged.verdict == "healthy" and not found.patterns and not found.warnings
 
 
+def test_a_wild_policy_is_told_under_a_good_verdict_and_no_more():
+    found = diagnose_rows(rows(RISES, entropy=lambda t: 0.5 + t / 15, kl=lambda t: 0.01 + t / 4))
+    assert found.judged.verdict == "healthy" and not found.advice
+    assert [p.key for p in found.patterns] == ["entropy up", "kl"]
+
+
 def test_where_it_collapsed():
     assert judge(diagnose_rows(rows(FALLS)).run).collapsed_at == 41
+
+
+@pytest.mark.parametrize("living", [300, 1000])
+def test_a_long_run_dies_in_ten_rows(living):
+    rise = noisy(np.linspace(0.2, 0.6, living), 0.05)
+    for dead, verdict in ((5, "healthy"), (10, "collapsed"), (20, "collapsed")):
+        judged = diagnose_rows(rows(np.append(rise, noisy(np.full(dead, 0.02), 0.01)))).judged
+        assert judged.verdict == verdict, dead
+    assert judged.collapsed_at == living + 1
+    assert "(mean of the last 10 rows): 97 % of it is lost" in judged.evidence[0]
+
+
+def test_a_fall_on_a_high_base_is_no_less_a_fall():
+    hill = np.concatenate([np.linspace(0, 0.3, 30), np.linspace(0.3, 0.02, 30)])
+    for base in (1.0, 2.0):
+        judged = diagnose_rows(rows(noisy(base + hill, 0.02))).judged
+        assert (judged.verdict, judged.rule) == ("degrading", "unlearned")
+        assert "% of what it had learned and has not come back" in judged.sentence
+    sinks = noisy(np.concatenate([np.linspace(0.2, 0.62, 30), np.full(30, 0.51)]), 0.02)
+    judged = diagnose_rows(rows(sinks)).judged
+    assert judged.verdict == "healthy" and "lost 13 % of its best since" in judged.sentence
+    falls = diagnose_rows(rows(noisy(np.where(np.arange(STEPS) < 30, 1.0, 0.9), 0.02))).judged
+    assert falls.verdict == "stagnating" and "neither" not in falls.sentence
+    assert "best 1 (" in falls.evidence[1] and "now 0.895" in falls.evidence[1]
+
+
+@pytest.mark.parametrize(("reward", "verdict"), [(RISES, "healthy"), (FALLS, "collapsed")])
+def test_one_glitch_changes_no_verdict(reward, verdict):
+    reward = reward.copy()
+    reward[[15, 30]] = -50, 40
+    found = diagnose_rows(rows(reward))
+    assert found.judged.verdict == verdict and len(found.run.scored) == STEPS - 2
+    assert any("2 rows" in note and "-50 at step 16" in note for note in found.run.notes)
+    seldom = np.zeros(STEPS)
+    seldom[20] = 1.0  # the one success of a run is no glitch
+    assert len(diagnose_rows(rows(seldom)).run.scored) == STEPS
+
+
+@pytest.mark.parametrize("length", [300, 900])
+def test_noise_alone_is_no_fall(length):
+    for seed in range(20):
+        assert verdict_of(noisy(np.full(length, 0.4), 0.1, seed)) != "degrading"
 
 
 @pytest.mark.parametrize(
@@ -433,6 +481,51 @@ def test_a_held_out_score_outweighs_the_training_reward():
     assert "held-out" in [p.key for p in found.patterns]
 
 
+def test_a_held_out_score_that_loses_a_third_is_no_healthy_run():
+    for last, verdict in ((0.4, "degrading"), (0.5, "healthy")):
+        table = rows(RISES)
+        for t in range(0, STEPS, 5):
+            table[t]["eval_reward"] = (0.6 if t < 30 else last) + 0.01 * (-1) ** t
+        found = diagnose_rows(table)
+        assert found.judged.verdict == verdict
+        assert [a.do[:4] for a in found.advice][:1] == (["Keep"] if last == 0.4 else [])
+
+
+@pytest.mark.parametrize(
+    ("part", "verdict"), [("correctness", "degrading"), ("brevity", "healthy")]
+)
+def test_a_part_for_right_answers_that_falls_is_no_healthy_run(part, verdict):
+    falls, up = noisy(np.linspace(0.5, 0.1, STEPS), 0.02), noisy(np.linspace(0.1, 0.8, STEPS), 0.02)
+    parts = {f"rewards/{part}": lambda t: falls[t], "rewards/style": lambda t: up[t]}
+    found = diagnose_rows(rows(falls + up, **parts))
+    assert found.judged.verdict == verdict and "parts" in [p.key for p in found.patterns]
+    assert bool(found.advice) == (verdict == "degrading")
+
+
+@pytest.mark.parametrize(("until", "verdict"), [(STEPS, "healthy"), (40, "collapsed")])
+def test_a_reward_that_falls_while_the_held_out_score_rises(until, verdict):
+    table = rows(noisy(np.where(np.arange(STEPS) < 30, 0.8, 0.3)))
+    for t in range(0, until, 4):  # scores of before the fall say nothing of it
+        table[t]["eval_reward"] = 0.3 + 0.004 * t + 0.003 * (-1) ** (t // 4)
+    judged = diagnose_rows(table).judged
+    assert judged.verdict == verdict
+    assert any(line.startswith("held-out score (eval_reward): 0.3") for line in judged.evidence)
+    assert any("64 % of it is lost" in line for line in judged.evidence)
+
+
+def test_a_held_out_score_stands_under_every_verdict():
+    table = rows(FLAT)
+    for t, value in ((0, 0.05), (20, 0.1), (40, 0.28)):
+        table[t]["eval_reward"] = value
+    line = "held-out score (eval_reward): 0.05 in the first of 3 evaluations, 0.28 in the last"
+    assert diagnose_rows(table).judged.evidence[-1] == line
+
+
+def test_what_it_was_just_before_it_died():
+    judged = diagnose_rows(rows(np.append(np.linspace(0.2, 0.8, 40), np.zeros(20)))).judged
+    assert judged.rule == "dead floor" and "just before it was 0.762" in judged.evidence[0]
+
+
 # -- patterns --------------------------------------------------------------------------------------
 
 
@@ -453,7 +546,14 @@ def dead(before, after, at=40):
         ("kl", {"kl": dead(0.05, 4.0)}),
         ("displacement", {"displacement/correct_token": lambda t: -0.05}),
         ("kl in reward", {"critic/rewards/mean": dead(-13.0, -1.3)}),
-        ("tool", {"actor/entropy": 0.4, "timing_s/gen": dead(4.0, 15.0)}),
+        (
+            "tool",
+            {
+                "actor/entropy": 0.4,
+                "timing_s/gen": dead(4.0, 15.0),
+                "num_turns/mean": dead(3.0, 2.0),
+            },
+        ),
     ],
 )
 def test_patterns_of_a_fall(key, signals):
@@ -482,11 +582,27 @@ def test_a_tool_that_died_hides_what_it_caused():
             **{
                 "actor/entropy": 0.4,
                 "timing_s/gen": dead(4, 15),
+                "num_turns/mean": dead(3, 2),
                 "completion_length": dead(300, 20),
             },
         )
     )
     assert [p.key for p in found.patterns] == ["tool"] and not found.warnings
+
+
+@pytest.mark.parametrize("turns", [{}, {"num_turns/mean": 2}], ids=["no turns", "two each"])
+def test_no_tool_died_where_there_is_none(turns):
+    signals = {"entropy": 0.4, "timing_s/gen": dead(4, 15), "completion_length": dead(300, 900)}
+    found = diagnose_rows(rows(FALLS, **signals, **turns))
+    assert [p.key for p in found.patterns] == ["length"]
+
+
+def test_a_sampler_that_was_never_the_policy():
+    gap = {"sampling/sampling_logp_difference/mean": 0.4, "kl": 0.0005}
+    found = diagnose_rows(rows(FLAT, **gap))
+    assert [p.key for p in found.patterns] == ["sampler"]
+    assert [a.do[:6] for a in found.advice] == ["Sample"]
+    assert not diagnose_rows(rows(RISES, **gap)).patterns
 
 
 # -- pages -----------------------------------------------------------------------------------------

@@ -362,7 +362,12 @@ SIGNS = (
         "repetition", "Repetition", "a text of which half and more repeats itself", _repeats, True
     ),
     Sign("tags", "Broken tags", "tags that do not close, or are gone", _breaks_tags),
-    Sign("gibberish", "Gibberish", "characters or words that the start never wrote", _is_gibberish),
+    Sign(
+        "gibberish",
+        "Gibberish, or another subject",
+        "characters or words that the start never wrote",
+        _is_gibberish,
+    ),
     Sign("cut", "Cut off", "no end: the answer is cut off", _is_cut, True),
     Sign("empty", "Empty answers", "no word, or two at most", _is_empty, True),
     Sign("avoidance", "Answer avoidance", "no final answer", _avoids),

@@ -6,13 +6,30 @@ the verdict of its prefix.
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from lldlib.doctor.judging.levels import HIGH, Level, floor_of, level, slope, split, top_of
-from lldlib.doctor.judging.statistics import break_at, means, noise, window_size
+from lldlib.doctor.judging.levels import (
+    HIGH,
+    LAST,
+    Level,
+    floor_of,
+    lately,
+    level,
+    slope,
+    split,
+    top_of,
+)
+from lldlib.doctor.judging.statistics import (
+    break_at,
+    means,
+    noise,
+    window_size,
+    without_glitches,
+)
 from lldlib.doctor.judging.vital import Sign, signs
 from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 
@@ -22,6 +39,9 @@ SURE = 3.5  # standard errors that a fall must have: the best window is chosen, 
 RISEN = 2.5  # standard errors that a rise must have: its windows are not chosen
 FALLEN = 0.25  # share of the best score that is lost: degrading
 LOST = 0.6  # ... collapsed
+UNLEARNED = 0.6  # share of what was learned that is lost: degrading, whatever the score's offset
+SUNK = 0.1  # share of the best score that must be lost for that
+SURER = 4.5  # standard errors of the rise and of the fall for that: both ends were chosen
 HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are lost again
 LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
@@ -33,7 +53,7 @@ DEAD_ROWS = 10  # rows in a row at exactly one score
 SELDOM = 0.25  # share of the rows before that may have had that score
 HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
 HELDOUT_GAIN = 0.03  # share of its late value that a held-out score must have won to count
-HELDOUT_FALLEN = 0.5  # share of the best held-out score that is lost: degrading
+PART_LOST = 0.4  # share of its best that a part of the reward must have lost
 DEAD_ENTROPY = 1e-6  # nats per token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
 
@@ -58,6 +78,7 @@ def judge(run: LoggedRun) -> Judgement:
     """
     if run.kind.word != "rl":
         return _not_judged(run)
+    run = without_glitches(run)
     rows, shown = run.scored, signs(run)
     if len(rows) < ENOUGH:
         return _too_short(run, len(rows))
@@ -66,12 +87,45 @@ def judge(run: LoggedRun) -> Judgement:
     found = [rule(run, rows, scores) for rule in rules]
     found += [_dead(run, sign) for sign in shown if sign.grave == "dead"]
     found = [judgement for judgement in found if judgement is not None]
+    told = next((j for j in found if j.rule in FALLS and _outdone(run, j)), None)
+    found = [judgement for judgement in found if judgement is not told]
     if not found:
-        return _not_over_a_corpse(_standing(run, scores), shown)
+        stands = _standing(run, scores) if told is None else _harder(run, told)
+        judged = _not_for_a_gamed_reward(run, _not_over_a_corpse(stands, shown))
+        return _with_heldout(run, judged)
     worst = max(ORDER.index(judgement.verdict) for judgement in found)
     alike = [judgement for judgement in found if ORDER.index(judgement.verdict) == worst]
     first = min(alike, key=lambda j: len(run.steps) if j.row is None else j.row)  # where it began
-    return _on_a_guess(run, first)
+    return _with_heldout(run, _on_a_guess(run, first))
+
+
+FALLS = ("fall", "unlearned")  # rules that look at nothing but the training reward
+
+
+def _outdone(run: LoggedRun, fell: Judgement) -> bool:
+    """Whether the held-out score rose, and stands near its best in evaluations after the fall."""
+    after = int(np.isfinite(run.heldout[fell.row :]).sum())
+    if after < 3 or heldout_rise(run) is None:  # what was asked before the fall says nothing of it
+        return False
+    return heldout_level(run)[2] < SUNK
+
+
+def _harder(run: LoggedRun, fell: Judgement) -> Judgement:
+    """A training reward that falls while the held-out score rises: its questions grew harder."""
+    sentence = "Healthy: the held-out score rises by more than its noise; the training reward fell."
+    return Judgement("healthy", "held-out rise", sentence, (heldout_rise(run), *fell.evidence))
+
+
+def _with_heldout(run: LoggedRun, judged: Judgement) -> Judgement:
+    """The first and the last held-out score stand under every verdict."""
+    values = run.heldout[np.isfinite(run.heldout)]
+    if len(values) < 2 or any(line.startswith("held-out score") for line in judged.evidence):
+        return judged
+    line = (
+        f"held-out score ({run.heldout_name}): {values[0]:.3g} in the first of {len(values)} "
+        f"evaluations, {values[-1]:.3g} in the last"
+    )
+    return replace(judged, evidence=(*judged.evidence, line))
 
 
 def _not_judged(run: LoggedRun) -> Judgement:
@@ -121,9 +175,32 @@ def _not_over_a_corpse(judged: Judgement, shown: list[Sign]) -> Judgement:
     broke = [sign for sign in grave if sign.key in ("numbers", "ended")]
     verdict: Verdict = "degrading" if broke else "stagnating"
     sign = (broke or grave)[0]
-    had = "is near its top" if judged.rule == "at the top" else "rose"
-    sentence = f"{verdict.capitalize()}: the reward {had}, but {sign.says}."
+    had = {
+        "at the top": "the reward is near its top",
+        "held-out rise": "the held-out score rose",
+    }.get(judged.rule, "the reward rose")
+    sentence = f"{verdict.capitalize()}: {had}, but {sign.says}."
     return replace(judged, verdict=verdict, rule="no life", sentence=sentence)
+
+
+def _not_for_a_gamed_reward(run: LoggedRun, judged: Judgement) -> Judgement:
+    """A reward that rises while its part for right answers falls leaves no run healthy."""
+    falls, rises = moved_parts(run)
+    right = [name for name in falls if RIGHT.search(name) and not NOT_RIGHT.search(name)]
+    if judged.verdict != "healthy" or not right or not rises:
+        return judged
+    name, other = right[0], next(iter(rises))
+    now, more = falls[name], rises[other]
+    said = f"{name} fell from {now.best:.3g} to {now.last:.3g}"
+    told = f"{said}; {other} rose from {more.first:.3g} to {more.late:.3g}"
+    sentence = f"Degrading: the reward holds, but its part {said}."
+    evidence = (*judged.evidence, told)
+    return replace(judged, verdict="degrading", rule="parts", sentence=sentence, evidence=evidence)
+
+
+# what pays for right answers, and what pays for their form; a part of another name is only told
+RIGHT = re.compile(r"correct|accura|exact|success|solve|outcome|pass|verif|(?:^|_)em(?:$|_)", re.I)
+NOT_RIGHT = re.compile(r"format|len|style|tag|brev|penal|incorrect", re.I)
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -142,7 +219,7 @@ def _dead_floor(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     step = run.steps[rows[begin]]
     began = f"since {run.unit} {step:g}"
     said = f"{began} the score is exactly {low:g}, its lowest, in {dead} rows in a row"
-    before = f"before it was {head[: window_size(len(scores))].mean():.3g}"
+    before = f"just before it was {head[-window_size(len(scores)) :].mean():.3g}"
     return Judgement(
         "collapsed",
         "dead floor",
@@ -177,20 +254,33 @@ def _stuck(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     )
 
 
+def _stands(scores: Array, floor: float) -> tuple[Level, tuple[int, float]]:
+    """Where the scores stand, and `split` of it.
+
+    A last tenth of which half is dead says too little, and late: the last rows alone count where
+    all of them lie behind the break and chance is ruled out.
+    """
+    now = level(scores, floor)
+    late = lately(scores, floor, now)
+    if late is not None and late.fall >= SURE:
+        parted = split(scores, late)
+        if parted[1] <= CHANCE and len(scores) - parted[0] >= LAST:
+            return late, parted
+    return now, split(scores, now)
+
+
 def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The score has lost a large share of its best, by far more than its noise."""
     floor = floor_of(run, scores)
-    now = level(scores, floor)
-    if now.fall < SURE or now.lost < FALLEN:
+    now, (begin, chance) = _stands(scores, floor)
+    if now.fall < SURE:
         return None
-    begin, chance = split(scores, now)
+    if now.lost < FALLEN:
+        return _unlearned(run, rows, now, begin)
     step, percent = run.steps[rows[begin]], f"{100 * now.lost:.0f} %"
     over = f" (counted from its floor, {floor:.2g})" if floor else ""
-    size = window_size(len(scores))
     evidence = (
-        f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
-        f"{run.steps[rows[min(now.best_from + size, len(rows) - 1)]]:g}), "
-        f"now {now.last:.3g} (mean of the last {size} rows): {percent} of it{over} is lost",
+        f"{_from_best(run, rows, now)}: {percent} of it{over} is lost",
         f"the fall is {_errors(now.fall)}",
     )
     undone = now.won >= LEARNED and now.lost >= max(HALF, 0.9 * now.won)
@@ -200,6 +290,28 @@ def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
         return Judgement("collapsed", "fall", sentence, evidence, float(step), int(rows[begin]))
     sentence = f"Degrading: the reward lost {percent} of its best{over} and has not come back."
     return Judgement("degrading", "fall", sentence, evidence, None, int(rows[begin]))
+
+
+def _unlearned(run: LoggedRun, rows: Array, now: Level, begin: int) -> Judgement | None:
+    """A score that rests on a high base has lost most of what it had learned."""
+    undone = now.lost / max(now.won, 1e-12)
+    if min(now.learned, now.fall) < SURER or undone < UNLEARNED or now.lost < SUNK:
+        return None
+    share = f"{100 * undone:.0f} %" if undone < 0.995 else "all"
+    evidence = (
+        f"{_from_best(run, rows, now)}; it began at {now.first:.3g}",
+        f"the rise was {_errors(now.learned)}, the fall is {_errors(now.fall)}",
+    )
+    sentence = f"Degrading: the reward lost {share} of what it had learned and has not come back."
+    return Judgement("degrading", "unlearned", sentence, evidence, None, int(rows[begin]))
+
+
+def _from_best(run: LoggedRun, rows: Array, now: Level) -> str:
+    middle = min(now.best_from + window_size(len(rows)), len(rows) - 1)
+    return (
+        f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
+        f"{run.steps[rows[middle]]:g}), now {now.last:.3g} (mean of the last {now.last_rows} rows)"
+    )
 
 
 def _broken_numbers(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
@@ -284,17 +396,41 @@ def heldout_level(run: LoggedRun) -> tuple[float, float, float, int] | None:
     return float(mean[top]), float(mean[-1]), float(share), int(rows[min(fall, len(rows) - 1)])
 
 
+def heldout_fall(run: LoggedRun) -> tuple[float, float, float, int] | None:
+    """`heldout_level` where a large share is lost, by far more than one evaluation's noise."""
+    found = heldout_level(run)
+    if found is None or found[2] < FALLEN:
+        return None
+    values = run.heldout[np.isfinite(run.heldout)]
+    apart = np.abs(np.diff(values)) / math.sqrt(2)
+    spread = np.median(apart) / 0.6745  # as of a normal distribution
+    if found[2] < HALF:  # a lesser fall must also stand out from the larger moves
+        spread = max(spread, apart.mean() / 0.7979)
+    return None if found[0] - found[1] < SURE * spread * math.sqrt(2 / 3) else found
+
+
+def moved_parts(run: LoggedRun) -> tuple[dict[str, Level], dict[str, Level]]:
+    """The parts of the reward that fell and those that rose, both far beyond their noise."""
+    falls, rises = {}, {}
+    for name, values in run.parts.items():
+        known = values[np.isfinite(values)]
+        if len(known) < 2 * ENOUGH or known.max() - known.min() < 1e-9:
+            continue
+        now = level(known, min(0.0, float(known.min())))
+        if now.fall >= SURE + 1 and now.lost >= PART_LOST:
+            falls[name] = now
+        elif now.rise >= SURE + 1:
+            rises[name] = now
+    return falls, rises
+
+
 def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The held-out score fell, whatever the training reward does."""
-    found = heldout_level(run)
-    if found is None or found[2] < HELDOUT_FALLEN:
+    found = heldout_fall(run)
+    if found is None:
         return None
     best, last, lost, row = found
-    values = run.heldout[np.isfinite(run.heldout)]
-    steps = np.abs(np.diff(values)) / math.sqrt(2)
-    if best - last < SURE * np.median(steps) / 0.6745 * math.sqrt(2 / 3):
-        return None  # within the noise from one evaluation to the next
-    now = level(scores, floor_of(run, scores))
+    now, _ = _stands(scores, floor_of(run, scores))
     fell = now.fall >= SURE and now.lost >= FALLEN
     said = f"the held-out score lost {100 * lost:.0f} % of its best"
     evidence = [f"held-out score ({run.heldout_name}): best {best:.3g}, now {last:.3g}"]
@@ -308,14 +444,18 @@ def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
 def _standing(run: LoggedRun, scores: Array) -> Judgement:
     """Nothing fell: did the run learn?"""
     floor = floor_of(run, scores)
-    now = level(scores, floor)
+    now, _ = _stands(scores, floor)
     said = f"{run.columns['reward']}: {now.first:.3g} at the start, {now.late:.3g} lately"
     dip = _dip(run, scores, floor)
+    holds = "holds"
+    if now.fall >= SURE:  # too small a fall for a verdict is told
+        holds = f"has lost {100 * now.lost:.0f} % of its best since"
+        dip = (f"{_from_best(run, run.scored, now)}: the fall is {_errors(now.fall)}",)
     if now.rise >= RISEN and now.gain >= GAIN:
         return Judgement(
             "healthy",
             "learned",
-            "Healthy: the reward rose by far more than its noise and holds.",
+            f"Healthy: the reward rose by far more than its noise and {holds}.",
             (f"{said}: {_errors(now.rise)}", *dip),
         )
     top = top_of(run, scores)
@@ -323,7 +463,7 @@ def _standing(run: LoggedRun, scores: Array) -> Judgement:
         return Judgement(
             "healthy",
             "at the top",
-            "Healthy: the reward is near its top and holds.",
+            f"Healthy: the reward is near its top and {holds}.",
             (f"{said}; the top is {top:g}", *dip),
         )
     return (
@@ -336,6 +476,9 @@ def _standing(run: LoggedRun, scores: Array) -> Judgement:
 def _no_trend(now: Level, said: str, dip: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The sentence and the evidence of a run that neither learns nor falls."""
     moved = f"{said}: {now.rise:+.1f} standard errors"
+    if now.fall >= SURE:
+        sentence = "Stagnating: the reward fell by more than its noise, but by too little to count."
+        return sentence, (said, *dip)
     if abs(now.rise) < RISEN:
         sentence = "Stagnating: the reward neither rises nor falls by more than its noise."
         return sentence, (f"{moved}; {RISEN:g} would be a trend", *dip)
@@ -359,6 +502,17 @@ def _by_all_rows(run: LoggedRun, scores: Array, now: Level, said: str) -> Judgem
 
 def _by_heldout(run: LoggedRun, said: str) -> Judgement | None:
     """A held-out score that rose counts for a run whose training reward does not move."""
+    rise = heldout_rise(run)
+    if rise is None:
+        return None
+    sentence = (
+        "Healthy: the held-out score rises by more than its noise; the training reward does not."
+    )
+    return Judgement("healthy", "held-out rise", sentence, (rise, said))
+
+
+def heldout_rise(run: LoggedRun) -> str | None:
+    """The rise of the held-out score in words, where it is over its noise."""
     values = run.heldout[np.isfinite(run.heldout)]
     if len(values) < HELDOUT_POINTS:
         return None
@@ -366,15 +520,9 @@ def _by_heldout(run: LoggedRun, said: str) -> Judgement | None:
     line = slope(values)
     if line < RISEN or last - first < HELDOUT_GAIN * abs(last):
         return None
-    return Judgement(
-        "healthy",
-        "held-out rise",
-        "Healthy: the held-out score rises by more than its noise; the training reward does not.",
-        (
-            f"held-out score ({run.heldout_name}): {first:.3g} at the start, {last:.3g} lately, "
-            f"{line:.1f} standard errors over {len(values)} evaluations",
-            said,
-        ),
+    return (
+        f"held-out score ({run.heldout_name}): {first:.3g} at the start, {last:.3g} lately, "
+        f"{line:.1f} standard errors over {len(values)} evaluations"
     )
 
 

@@ -30,7 +30,7 @@ FOR = {  # pattern or sign -> remedies in the order in which to try them
     "displacement": ("lower lr", "fewer updates", "more rows", "go back", "llds"),
     "spikes": ("lower lr", "clip gradient", "fewer updates", "more rows", "llds"),
     "entropy up": ("lower lr", "fewer updates", "more rows", "llds"),
-    "entropy down": ("lower lr", "more rows"),
+    "entropy down": ("find signal", "lower lr", "more rows"),
     "length": ("tight budget", "lower lr"),
     "short": ("check reward", "go back"),
     "reference": ("check start",),

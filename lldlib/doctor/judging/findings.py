@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lldlib.doctor.judge import SURE, Judgement, blown, heldout_level
+from lldlib.doctor.judge import SURE, Judgement, blown, heldout_fall, moved_parts
 from lldlib.doctor.judging.levels import floor_of, level
 from lldlib.doctor.judging.statistics import noise, trailing, values_of, window_size
 from lldlib.doctor.reading.series import ENOUGH, LoggedRun
@@ -39,8 +39,7 @@ SPIKE, SPIKES, ONE_SPIKE = 4.0, 2, 10.0  # times the usual norm; how many; times
 KL_UP, KL_FALL, KL_LIVE = 5.0, 0.5, 1.0  # factor; nats per token at a fall, and without one
 SHAPED_BY = 0.05  # reward
 FAR_START = 0.3  # nats per token
-HELD_LOST, PART_LOST = 0.3, 0.4  # share of the best
-GAP_UP, GAP = 5.0, 0.05  # factor, nats per token
+GAP_UP, GAP, WIDE = 5.0, 0.05, 0.1  # factor, nats per token, and from the start on
 NEAR = 3  # steps
 
 
@@ -196,7 +195,7 @@ def _tool_died(s: Scene) -> str:
     scores, rows = s.run.signals["reward"][s.run.scored], s.run.scored
     i = int(np.searchsorted(rows, s.at))
     now = level(scores, floor_of(s.run, scores))
-    if i < 5 or now.best <= now.last:
+    if i < 5 or i >= len(scores) or now.best <= now.last:
         return ""
     jump = float(np.median(scores[i - 5 : i]) - np.median(scores[i : i + 5]))
     if jump < TOOL_SHARE * (now.best - now.last) or jump < TOOL_NOISE * noise(scores)[0]:
@@ -207,7 +206,7 @@ def _tool_died(s: Scene) -> str:
         return ""
     moved = [said for name in TOOL_SIGNS if (said := _moved(s, name))]
     moved += [said for name in s.run.trouble if (said := _more_trouble(s, name))]
-    if not moved:
+    if not moved or not _has_tool(s.run):
         return ""
     kept = ", ".join(s.run.columns[n] for n in steady)
     return (
@@ -216,7 +215,15 @@ def _tool_died(s: Scene) -> str:
     )
 
 
-TOOL_SIGNS = ("rollout_time", "turns", "searches", "tool_success", "tool_failure", "length")
+def _has_tool(run: LoggedRun) -> bool:
+    """Whether a column of a tool's own moves; times and lengths move in any run."""
+    own = [run.signals[name] for name in OF_TOOLS if name in run.signals]
+    known = [values[np.isfinite(values)] for values in (*own, *run.trouble.values())]
+    return any(len(values) and values.max() > values.min() for values in known)
+
+
+OF_TOOLS = ("turns", "searches", "tool_success", "tool_failure")  # no other run logs them
+TOOL_SIGNS = ("rollout_time", *OF_TOOLS, "length")
 
 
 def _near(s: Scene, name: str, width: int = 5) -> tuple[float, float]:
@@ -236,6 +243,8 @@ def _steady(s: Scene, name: str) -> bool:
 def _moved(s: Scene, name: str) -> str:
     a, b = _near(s, name)
     if a != a or b != b or abs(b - a) < MOVED * max(abs(a), 1e-9):
+        return ""
+    if name == "length" and b > a:  # a dead tool adds no text
         return ""
     return f"{s.run.columns[name]} went from {a:.3g} to {b:.3g}"
 
@@ -267,8 +276,8 @@ def _displacement(s: Scene) -> str:
 
 
 def _entropy_up(s: Scene) -> str:
-    if s.judged.verdict == "healthy":
-        return ""
+    if s.judged.verdict == "healthy" and not s.late("entropy") >= BABBLE:
+        return ""  # a policy that learns may explore
     low, high = s.before("entropy"), s.peak("entropy")
     if not s.fell:
         low, high = s.early("entropy"), s.late("entropy")
@@ -348,7 +357,7 @@ def _spikes(s: Scene) -> str:
 
 
 def _kl_ran(s: Scene) -> str:
-    if s.judged.verdict == "healthy" or s.run.columns.get("kl") == "actor/reward_kl_penalty":
+    if s.run.columns.get("kl") == "actor/reward_kl_penalty":
         return ""
     known = values_of(s.run, "kl")
     known = known[np.isfinite(known)]
@@ -391,8 +400,8 @@ def _reference(s: Scene) -> str:
 
 
 def _held_out_falls(s: Scene) -> str:
-    found = heldout_level(s.run)
-    if found is None or found[2] < HELD_LOST or s.judged.rule not in LIVES:
+    found = heldout_fall(s.run)
+    if found is None or s.judged.rule not in LIVES:
         return ""
     scores = s.run.signals["reward"][s.run.scored]
     if level(scores, floor_of(s.run, scores)).fall >= SURE:
@@ -404,17 +413,14 @@ def _held_out_falls(s: Scene) -> str:
 
 
 def _parts(s: Scene) -> str:
-    falls, rises = [], []
-    for name, values in s.run.parts.items():
-        known = values[np.isfinite(values)]
-        if len(known) < 2 * ENOUGH or known.max() - known.min() < 1e-9:
-            continue
-        now = level(known, min(0.0, float(known.min())))
-        if now.fall >= SURE + 1 and now.lost >= PART_LOST:
-            falls.append(f"{name} fell from {now.best:.3g} to {now.last:.3g}")
-        elif now.rise >= SURE + 1:
-            rises.append(f"{name} rose from {now.first:.3g} to {now.late:.3g}")
-    return f"{falls[0]} while {rises[0]}" if falls and rises else ""
+    falls, rises = moved_parts(s.run)
+    if not falls or not rises:
+        return ""
+    (less, low), (more, high) = next(iter(falls.items())), next(iter(rises.items()))
+    return (
+        f"{less} fell from {low.best:.3g} to {low.last:.3g} while "
+        f"{more} rose from {high.first:.3g} to {high.late:.3g}"
+    )
 
 
 def _at_resume(s: Scene) -> str:
@@ -431,6 +437,11 @@ def _sampler(s: Scene) -> str:
     a, b = s.before("sampler_gap"), s.peak("sampler_gap")
     if s.fell and b >= GAP_UP * abs(a) and b >= GAP:
         return f"{s.run.columns['sampler_gap']} rose from {a:.2g} to {b:.2g}"
+    start, end = s.early("sampler_gap"), s.late("sampler_gap")
+    if s.judged.rule == "no trend" and min(start, end) >= WIDE:
+        return (
+            f"{s.run.columns['sampler_gap']} is {start:.2g} at the start and {end:.2g} at the end"
+        )
     return ""
 
 
@@ -514,7 +525,7 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
     "held-out": (
         "The training reward holds while the held-out score falls",
-        "the held-out score loses three tenths, the training reward does not fall",
+        "the held-out score loses a quarter, beyond its noise, the training reward does not fall",
         _held_out_falls,
     ),
     "parts": (
@@ -523,8 +534,9 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
         _parts,
     ),
     "sampler": (
-        "The sampler is not the policy any more",
-        "their difference grows 5 times, to 0.05 nats or more",
+        "The sampler is not the policy",
+        "their difference grows 5 times, to 0.05 nats or more, at a fall, or is 0.1 from the start "
+        "and nothing is learned",
         _sampler,
     ),
 }
@@ -533,4 +545,5 @@ EXPLAINED = {
     "tool": {"kl in reward", "spikes", "short", "length", "entropy down", "format", "displacement"},
     "no signal": {"entropy down", "hardly moves"},
     "broken start": {"hardly moves"},
+    "sampler": {"hardly moves"},
 }

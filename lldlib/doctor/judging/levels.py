@@ -1,14 +1,23 @@
 """Where a run's scores stand against their best, their start and their own noise."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lldlib.doctor.judging.statistics import Window, break_at, means, noise, window_size
+from lldlib.doctor.judging.statistics import (
+    Window,
+    break_at,
+    mean_error,
+    means,
+    noise,
+    window_size,
+)
 from lldlib.doctor.reading.series import Array, LoggedRun
 
 SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
+LAST = 10  # rows at the end that count by themselves: a long run dies in as few rows as a short one
+DEEPER = 2.5  # standard errors that they must lie under the last tenth
 HIGH = 0.9  # share of the top score at which a run has nothing left to learn
 
 
@@ -20,12 +29,14 @@ class Level:
     best: float
     best_from: int  # rows with a score: where the best window begins
     last: float
+    last_rows: int  # of which `last` is the mean
     late: float  # mean of the last three tenths
     lost: float  # share of the best score, over the floor, that is lost now
     fall: float  # standard errors between best and last
     rise: float  # standard errors between first and late
     gain: float  # share of the late score, over the floor, that was won since the start
     won: float  # share of the best score, over the floor, that was learned since the start
+    learned: float  # standard errors between first and best
 
 
 def floor_of(run: LoggedRun, scores: Array) -> float:
@@ -71,13 +82,29 @@ def level(scores: Array, floor: float) -> Level:
         best=best.mean,
         best_from=best.end - int(width) + 1,
         last=last,
+        last_rows=size,
         late=late,
         lost=(best.mean - last) / room,
         fall=fall,
         rise=(late - first) / error,
         gain=(late - first) / max(late - floor, 1e-12),
         won=(best.mean - first) / room,
+        learned=(best.mean - first) / max(spread * math.sqrt(rows / size + rows / width), 1e-12),
     )
+
+
+def lately(scores: Array, floor: float, now: Level) -> Level | None:
+    """The same with the last rows alone, where they lie clearly under the last tenth."""
+    if now.last_rows <= LAST:
+        return None
+    last, error = float(scores[-LAST:].mean()), max(mean_error(scores, LAST), 1e-12)
+    if now.last - last < DEEPER * error:
+        return None
+    spread, rows = noise(scores)
+    of_best = spread * math.sqrt(rows / now.last_rows)
+    fall = (now.best - last) / math.hypot(error, of_best)
+    lost = (now.best - last) / max(now.best - floor, 1e-12)
+    return replace(now, last=last, last_rows=LAST, fall=fall, lost=lost)
 
 
 def by_chance(before: Array, after: Array, middle: float, cuts: float | int) -> float:

@@ -1,7 +1,7 @@
 """Statistics that the rules share: noise, trailing means, levels and breaks of a series."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,20 @@ def noise(values: Array) -> tuple[float, float]:
     return spread, (1 + rho) / (1 - rho)
 
 
+def mean_error(values: Array, width: int) -> float:
+    """Standard error of a mean over `width` rows, few against a block.
+
+    The larger of two: from `noise`, and from how far such means lie from the line of their own
+    block, in the median block, since neighbours may resemble each other for longer than `noise`
+    looks.
+    """
+    spread, rows = noise(values)
+    size = window_size(len(values))
+    blocks = [_detrended(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
+    apart = [float(np.mean(means(block, width) ** 2)) for block in blocks if size >= width]
+    return max(spread * math.sqrt(rows / width), math.sqrt(np.median(apart)) if apart else 0.0)
+
+
 def _detrended(values: Array) -> Array:
     at = np.arange(len(values)) - (len(values) - 1) / 2
     return values - values.mean() - at * (at @ values) / (at @ at)
@@ -74,6 +88,44 @@ def break_at(values: Array) -> int:
     rest = total[-1] - total[k - 1]
     right = square[-1] - square[k - 1] - rest**2 / (n - k)
     return int(k[np.argmin(left + right)])
+
+
+GLITCH = 3.0  # times the range of the other values
+
+
+def lone(values: Array) -> Array:
+    """Indices of lone values far over, or under, both neighbours, a fiftieth of them at most.
+
+    Far is three times the range of the values without the few at either end: what one row can do
+    to a mean of ten is then no fall and no noise.
+    """
+    few = max(2, len(values) // 50)
+    if len(values) < 4 * few + 3:
+        return np.empty(0, dtype=int)
+    ends = np.sort(values)
+    far = GLITCH * float(ends[-1 - few] - ends[few])
+    before, here, after = values[:-2], values[1:-1], values[2:]
+    high = here - np.maximum(before, after) > far
+    low = np.minimum(before, after) - here > far
+    found = np.flatnonzero(high | low) + 1
+    return found if far > 0 and len(found) <= few else np.empty(0, dtype=int)
+
+
+def without_glitches(run: LoggedRun) -> LoggedRun:
+    """The run without the rewards of lone rows that no policy can have earned; a note says so."""
+    rows = run.scored
+    found = rows[lone(run.signals["reward"][rows])] if len(rows) else rows
+    if not len(found):
+        return run
+    reward = run.signals["reward"].copy()
+    shown = ", ".join(f"{reward[i]:.3g} at {run.unit} {run.steps[i]:g}" for i in found[:3])
+    reward[found] = np.nan
+    note = (
+        f"left out as a glitch: the reward of {len(found)} row{'s' if len(found) > 1 else ''} far "
+        f"from both neighbours ({shown})"
+    )
+    signals = {**run.signals, "reward": reward}
+    return replace(run, signals=signals, notes=[*run.notes, note])
 
 
 def values_of(run: LoggedRun, name: str) -> Array:

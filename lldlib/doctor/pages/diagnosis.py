@@ -8,6 +8,7 @@ import numpy as np
 from lldlib.doctor.judge import Judgement, judge
 from lldlib.doctor.judging.advice import Advice, advice
 from lldlib.doctor.judging.findings import Pattern, patterns
+from lldlib.doctor.judging.statistics import without_glitches
 from lldlib.doctor.judging.vital import Sign, signs
 from lldlib.doctor.judging.warnings import Ring, rings
 from lldlib.doctor.reading.series import LoggedRun
@@ -52,6 +53,7 @@ class Diagnosis:
 
 def diagnose_run(run: LoggedRun) -> Diagnosis:
     """Judge a run, and find its signs, warnings, patterns and advice."""
+    run = without_glitches(run)
     judged, shown = judge(run), signs(run)
     found = patterns(run, judged)
     hidden = any(p.key == "tool" for p in found)
