@@ -234,6 +234,11 @@ class LoadConfig:
     device: str = "cpu"  # device of the model, such as cuda
     gradient_checkpointing: bool = False  # less memory, a third more time
 
+    def check_trainable(self) -> None:
+        """ValueError where nothing could be trained."""
+        if self.quantize and not self.lora_rank:
+            raise ValueError("load.quantize trains adapters alone: give load.lora_rank, such as 16")
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -318,6 +323,7 @@ class TrainConfig:
         """
         check(self)
         self.data.check()
+        self.load.check_trainable()
         if self.llds_target is not None and not self.loss.llds_coef:
             raise ValueError(
                 f"llds_target is {self.llds_target} with llds_coef 0: give a lambda to start from, "
@@ -420,6 +426,7 @@ class SftConfig:
     def check(self) -> None:
         """ValueError, in one line, for a number out of its range."""
         check(self)
+        self.load.check_trainable()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One seed for every (purpose, run, index), so that no two purposes ever draw the same thing."""
 
-DRAWS = ("questions", "sampling", "order", "dropped", "fresh", "control")  # of a rollout batch
+# of a rollout batch
+DRAWS = ("questions", "sampling", "order", "dropped", "fresh", "control", "fresh control")
 # What is drawn as a whole: planets of the shuffled atlas, sums, the rows of a warm start. Only the
 # planets must not meet, so each kind of them has a range of its own.
 WHOLES = {

@@ -25,6 +25,15 @@ def test_a_coin_has_nothing_to_do_with_the_reward_and_falls_the_same_again():
     assert torch.equal(coin, trained_on("coin")[1])
 
 
+def test_rollouts_that_are_only_measured_get_a_coin_of_their_own():
+    trainer = micro_trainer(replace(MICRO, rewards="coin"))
+    _, trained = trainer.collect()
+    questions = [e.question for e in trainer.collect()[0][:: MICRO.rollout.group_size]]
+    _, fresh = trainer._ask(questions, "fresh")
+    assert set(fresh.rewards.unique().tolist()) == {0.0, 1.0}
+    assert not torch.equal(fresh.rewards, trained.rewards)
+
+
 def test_shuffled_rewards_stay_in_their_group():
     earned, shuffled = trained_on("shuffled")
     assert not torch.equal(earned, shuffled)

@@ -128,6 +128,7 @@ def test_a_path_that_does_not_exist_is_one_line(tmp_path):
     [
         ("cuda", "no device 'cuda' here: PyTorch finds 0 CUDA devices"),
         ("gpu", "unknown device 'gpu'"),
+        ("meta", "unknown device 'meta'"),
     ],
 )
 def test_a_device_that_is_not_there_is_one_line(device, message, monkeypatch):
@@ -145,11 +146,16 @@ def test_an_empty_folder_is_one_line(tmp_path):
     one_line(error)
 
 
-@pytest.mark.parametrize("damage", ["weights", "config", "tokenizer"])
+@pytest.mark.parametrize("damage", ["weights", "other weights", "config", "tokenizer", "words"])
 def test_a_damaged_folder_is_one_line(tmp_path, damage):
     save_policy(tiny_policy(), tmp_path)
     if damage == "weights":
         (tmp_path / "model.safetensors").write_bytes(b"half a file")
+    elif damage == "other weights":
+        there = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(there | {"hidden_size": 64}))
+    elif damage == "words":
+        (tmp_path / "tokenizer.json").write_text("{}")
     elif damage == "config":
         (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     else:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -185,6 +186,14 @@ def test_the_largest_u_never_draws_a_token_of_probability_0():
         uniform = torch.full((2000,), u)
         tokens, logp = next_token(torch.nn.Identity(), logits, temperature=0.7, uniform=uniform)
         assert tokens.max() < 150 and logp.isfinite().all()
+
+
+def test_logits_that_are_not_finite_draw_some_token():
+    states = torch.tensor([[math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    uniform = torch.tensor([0.5, 0.5, 0.5])
+    tokens, logp = next_token(torch.nn.Identity(), states, temperature=1.0, uniform=uniform)
+    assert set(tokens.tolist()) <= {0, 1, 2} and tokens[2] == 1
+    assert logp.isfinite().tolist() == [False, False, True]
 
 
 def test_even_draws_give_the_distribution():

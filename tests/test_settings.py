@@ -155,6 +155,7 @@ def test_every_recipe_and_default_is_within_its_ranges(policy):
         (TrainConfig(llds_target=-1.0), "llds_target is -1.0: use a finite number of 0 or more or"),
         (TrainConfig(llds_target=0.1), "llds_target is 0.1 with llds_coef 0: give a lambda"),
         (TrainConfig(data=DataConfig(hop_weights=(0.0,))), "data.hop_weights are all 0"),
+        (TrainConfig(load=LoadConfig(quantize="nf4")), "load.quantize trains adapters alone"),
         (TrainConfig(data=DataConfig(corpus="c")), "data.corpus belongs to questions from files"),
         (
             TrainConfig(data=DataConfig(retriever="none", heldout=("h",))),

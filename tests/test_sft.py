@@ -114,6 +114,15 @@ def test_it_learns_resumes_and_leaves_a_merged_policy(folder, file, tmp_path, qu
     assert len(moved) == 7 and all("proj" in name for name in moved)
 
 
+def test_an_interrupted_run_goes_on_in_the_same_process(folder, file, tmp_path, monkeypatch):
+    run = SftRun(config(folder, file), tmp_path / "run")
+    monkeypatch.setattr(run, "step", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run.run(progress=False)
+    SftRun(config(folder, file), tmp_path / "run", resume=True).run(progress=False)
+    assert len(Run(tmp_path / "run").column("sft/loss")) == 4
+
+
 def test_a_short_file_is_drawn_from_more_often_than_its_share(folder, file, tmp_path):
     long = tmp_path / "long.jsonl"
     row = json.loads(file.read_text().splitlines()[0])

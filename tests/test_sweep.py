@@ -135,6 +135,14 @@ def test_a_weight_of_llds_leaves_grpo_alone():
     assert [cell.config.loss.llds_coef for cell in cells] == [0, 0.1, 0.2]
 
 
+def test_rows_that_llds_keeps_are_a_setting_of_sapo_too():
+    grid = {"method": ["grpo", "sapo"], "seed": [0], "llds_preserve": ["positive", "nonnegative"]}
+    assert [c.config.loss.llds_preserve for c in grid_cells(grid, Path("out"))][1:] == [
+        "positive",
+        "nonnegative",
+    ]
+
+
 def test_a_term_that_is_no_method_can_be_added_to_any():
     grid = {"method": ["grpo", "llds"], "seed": [0], "entropy_coef": [0.0, 0.1]}
     assert [cell.config.loss.entropy_coef for cell in grid_cells(grid, Path("out"))] == [0, 0.1] * 2

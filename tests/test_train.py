@@ -500,3 +500,12 @@ def test_only_mixed_groups_make_fewer_updates_of_as_many_rows(monkeypatch):
     told = [inputs for inputs in seen if inputs.logp.requires_grad]
     assert [len(inputs.advantages) for inputs in told] == [4, 4]
     assert metrics["update/left_out"] == 0
+
+
+def test_a_batch_without_anything_to_train_on_is_logged(monkeypatch):
+    run = micro_trainer(replace(MICRO, keep_mixed=0.5, loss=METHODS["lp_reg"]))
+    monkeypatch.setattr(run, "_trained_on", lambda rewards, purpose: torch.zeros_like(rewards))
+    before = weights(run)
+    metrics, _ = run.step()
+    assert math.isnan(metrics["grad/norm"]) and "lp_reg/value" not in metrics
+    assert metrics["reward/mixed_groups"] == 0 and same(before, weights(run))

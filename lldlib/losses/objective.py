@@ -40,9 +40,10 @@ def needs(config: LossConfig) -> frozenset[str]:
 def compute_loss(config: LossConfig, x: LossInputs) -> Value:
     """The loss of one minibatch, and detached statistics of its terms (0-dim tensors).
 
-    All terms but LLDS are averaged by `config.aggregation` over ALL action tokens, also where
-    80/20 or Clip-Cov silence some (as in their papers); LLDS is a token mean over the tokens that
-    `config.llds_normalizer` names. Raises ValueError on a missing input.
+    Terms are averaged by `config.aggregation` over ALL action tokens, also where 80/20 or Clip-Cov
+    silence some (as in their papers). But LLDS is a token mean over the tokens that
+    `config.llds_normalizer` names, and SAPO, and a KL to the old policy on preserved rows, one over
+    the tokens of the rows that LLDS keeps. Raises ValueError on a missing input.
     """
     return _weighted_sum(TERMS, config, x, None)
 

@@ -140,6 +140,7 @@ def next_token(
         cumulated = probs.cumsum(-1, dtype=torch.float64)
         sought = uniform.double()[:, None] * cumulated[:, -1:]
         drawn = torch.searchsorted(cumulated, sought, right=True)
+        drawn = drawn.clamp(max=probs.shape[-1] - 1)  # of logits that are not finite: any token
     return drawn[:, 0], probs.gather(-1, drawn)[:, 0].log()
 
 

@@ -39,6 +39,7 @@ BUILT_IN = {
 }  # folders of data/
 NAMES = ("think", "search", "information", "answer")
 TAGS = tuple(f"<{slash}{name}>" for name in NAMES for slash in ("", "/"))
+DAMAGED = SafetensorError, UnpicklingError  # weights that cannot be read
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # what models other than this project's may do to their logits, and scoring does not
@@ -94,7 +95,9 @@ def load_policy(
     try:
         tokenizer = load_tokenizer(path, **options)
         model = _load_model(path, options, quantize, getattr(torch, dtype), device)
-    except (OSError, ValueError, SafetensorError, ImportError, UnpicklingError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, *DAMAGED) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"cannot load the policy {path!r} ({reason}): give "
@@ -162,7 +165,11 @@ def check_device(name: str) -> None:
     """ValueError, in one line, for a device that PyTorch does not know or does not find here."""
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+        if device.type != "cuda":
+            torch.empty(0, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it computes nothing")
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise ValueError(f"unknown device {name!r}: use cpu, cuda or cuda:NUMBER") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(

@@ -51,7 +51,7 @@ def dissect(trainer: Trainer, loss: LossConfig) -> list[Dissected]:
     config, policy = trainer.config, trainer.policy
     before, temperature = copy.deepcopy(policy.model), config.rollout.temperature
     _, episodes = trainer.step()
-    batch = collate(episodes)
+    batch = collate(episodes).to(trainer.device)
     advantages = group_advantages(batch.rewards, batch.group, scale=config.loss.scale_advantage)
     with torch.no_grad():
         old = score_sorted(before, batch, temperature, proxy=loss)

@@ -85,7 +85,7 @@ def of_batch(
         "reward/mean": measures.known(
             float(torch.tensor([e.reward for e in episodes], device="cpu").mean())
         ),
-        "reward/std": measures.known(float(std.mean())),
+        "reward/std": float(std.mean()),
         "reward/mixed_groups": float((std > 0).float().mean()),
         "policy/entropy": measures.masked_mean(scores.entropy, mask),
         **measures.likelihood(scores.logp, batch.rewards, mask),

@@ -311,7 +311,7 @@ def _turn(turn: Turn, tokenizer) -> dict:
 def describe(config: TrainConfig) -> dict:
     """The run folder's config.json."""
     device = f"cpu, {platform.machine()}, {torch.get_num_threads()} threads"
-    if config.load.device != "cpu":
+    if torch.device(config.load.device).type == "cuda":
         device = torch.cuda.get_device_name(config.load.device)
     return json.loads(json.dumps(dataclasses.asdict(config))) | {
         "created": datetime.date.today().isoformat(),

@@ -224,8 +224,10 @@ class SftRun(Supervised):
 
     def run(self, *, progress: bool = True) -> Policy:
         """All steps that are left; then the policy is saved, its adapters merged into it."""
-        super().run(progress=progress)
-        self.writer.close()
+        try:
+            super().run(progress=progress)
+        finally:  # so that a new SftRun may resume it, also in the same notebook
+            self.writer.close()
         self.policy = self._merged()
         shutil.rmtree(self.out / "policy", ignore_errors=True)
         with new_folder(self.out / "policy") as fresh:

@@ -369,4 +369,6 @@ def _ordered(names: Mapping[str, Any]) -> list[str]:
 def _applies(name: str, method_name: str) -> bool:
     """Whether the setting means anything to the method."""
     preset = method(method_name)
+    if name == "llds_preserve" and (preset.sapo_coef or preset.old_kl_coef):
+        return True
     return all(term.weight(preset) for term in OWN if name.startswith(f"{term.name}_"))

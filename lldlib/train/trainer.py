@@ -110,17 +110,16 @@ class Trainer:
         self.rollout.tool = split.tool
         questions = rng.sample(split.questions, self.config.rollout.problems)
         episodes, batch = self._ask(questions, "sampling")
-        rewards = self._trained_on(batch.rewards)
         cut = [episode.stop is StopReason.TOOL_ERROR for episode in episodes]
         if sum(cut) > sum(episode.valid_searches > 0 for episode in episodes):
             raise ConnectionError(
                 f"the search tool was down for {sum(cut)} of the {len(cut)} rollouts of batch "
                 f"{self.step_index}: start it, then go on with --resume"
             )
-        rewards[torch.tensor(cut, device=rewards.device)] = math.nan  # no group of theirs teaches
-        return episodes, dataclasses.replace(batch, rewards=rewards)
+        return episodes, batch
 
     def _ask(self, questions: list[Question], purpose: str) -> tuple[list[Episode], Batch]:
+        """Rollouts for a purpose, and the same as tensors, with the rewards to train on."""
         config = self.config.rollout
         episodes = self.rollout.run(
             self.policy.model,
@@ -129,13 +128,18 @@ class Trainer:
             temperature=config.temperature,
             generator=torch.Generator().manual_seed(self._seed(purpose)),
         )
-        return episodes, collate(episodes).to(self.device)
+        batch = collate(episodes).to(self.device)
+        rewards = self._trained_on(batch.rewards, purpose)
+        cut = [episode.stop is StopReason.TOOL_ERROR for episode in episodes]
+        rewards[torch.tensor(cut, device=rewards.device)] = math.nan  # no group of theirs teaches
+        return episodes, dataclasses.replace(batch, rewards=rewards)
 
-    def _trained_on(self, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def _trained_on(self, rewards: Float[Tensor, " B"], purpose: str) -> Float[Tensor, " B"]:
         """The rewards, or in a control a fair coin's, or theirs shuffled within each group."""
         if self.config.rewards == "true":
             return rewards
-        generator = torch.Generator().manual_seed(self._seed("control"))
+        drawn = "fresh control" if purpose == "fresh" else "control"
+        generator = torch.Generator().manual_seed(self._seed(drawn))
         if self.config.rewards == "coin":
             return torch.randint(2, rewards.shape, generator=generator).to(rewards)
         groups = rewards.view(-1, self.config.rollout.group_size)
@@ -161,9 +165,11 @@ class Trainer:
         finite = [n for n in norms if n is not None]
         keys = stats[0] if stats else ()
         mean = {key: _finite_mean([s[key] for s in stats]) for key in keys}
-        mean |= derived(self.objective, mean)
+        mean |= derived(self.objective, mean) if mean else {}
+        # nothing to train on, such as no mixed group, is no broken gradient
+        idle = not count and bool(experience.finite.all())
         norm = {
-            "grad/norm": max(finite, default=math.inf),
+            "grad/norm": max(finite, default=math.nan if idle else math.inf),
             "grad/norm_mean": sum(finite) / max(1, len(finite)),
             "update/zero_gradient": finite.count(0.0) / max(1, count),
             "update/skipped": float(self.skipped),
