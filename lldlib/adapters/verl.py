@@ -162,5 +162,6 @@ def llds_policy_loss(
         told = {
             "actor/llds": aggregate(parts.penalty, mask, "token-mean").item(),
             "actor/llds_open_gate_share": token_share(parts.gate, parts.preserved).item(),
+            "actor/llds_kept_here": float(parts.preserved.any()),  # divides the share's mean
         }
     return loss + settings.llds_coef * value, metrics | told
