@@ -9,7 +9,7 @@ import torch
 
 from lldlib.adapters.check_llds import assert_llds, check_llds
 from lldlib.cli import main
-from lldlib.losses import aggregate, llds_penalty, policy_gradient, preserved_mask
+from lldlib.losses import aggregate, llds_gate, llds_penalty, policy_gradient, preserved_mask
 
 GATES = ("action", "response", "token")
 GATE_LINES = {"gate-in-falling-response", "gate-in-rising-response", "gate-in-rising-action"}
@@ -58,6 +58,30 @@ def test_the_page_lists_every_promise():
 def test_the_divisor_is_named():
     named = [check_llds(f).normaliser for f in (llds_penalty, ours, official)]
     assert "per token" in named[0] and "(the paper)" in named[1] and "(the official" in named[2]
+
+
+def by_open_tokens(logp, old, advantages, mask):
+    opened = llds_gate(logp, old, advantages, mask, "action")
+    return aggregate(llds_penalty(logp, old, advantages, mask), opened, "token-mean")
+
+
+def by_charged_rows(logp, old, advantages, mask):
+    term = llds_penalty(logp, old, advantages, mask)
+    kept = preserved_mask(advantages, mask) & (term > 0).any(1, keepdim=True)
+    return aggregate(term, kept, "token-mean")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (by_open_tokens, "the tokens behind an open gate"),
+        (by_charged_rows, "the kept tokens of rows with a charge"),
+    ],
+)
+def test_a_divisor_that_a_shut_gate_changes_is_named(function, name):
+    report = check_llds(function)
+    (wrong,) = [promise for promise in report.promises if not promise.kept]
+    assert (wrong.name, report.normaliser) == ("normaliser", name)
 
 
 # -- what is wrong in public ones ----------------------------------------------------------------
@@ -120,6 +144,15 @@ def tools_counted(logp, old, advantages, mask):
     return torch.where(mask, llds_penalty(logp, old, advantages, real), 0.0)
 
 
+def two_parts(logp, old, advantages, mask):
+    """A gate that knows two actions: before the first tool result, and all after it."""
+    result = (mask.cumsum(1) > 0) & ~mask
+    later = result.cumsum(1) > 0
+    return sum(
+        llds_penalty(logp, old, advantages, mask & p, gate="response") for p in (later, ~later)
+    )
+
+
 def in_place(logp, old, advantages, mask):
     value = llds_penalty(logp, old, advantages, mask)
     old.copy_(logp.detach())
@@ -169,6 +202,7 @@ def half_sums(logp, old, advantages, mask):
         (squared, {"linear"}),
         (both_ways, {"rising-tokens"}),
         (half_sums, {"bf16"}),
+        (two_parts, {"gate-in-rising-response"}),
         (in_place, {"pure"}),
         (lambda *x: llds_penalty(*x).sum(), {"normaliser"}),
         (lambda *x: llds_penalty(*x).mean(), {"normaliser", "padding"}),
@@ -190,6 +224,7 @@ def test_faults_break_no_other_line():
         "pure": in_place,
         "linear": squared,
         "bf16": half_sums,
+        "gate-in-rising-response": two_parts,
         "normaliser": lambda *x: llds_penalty(*x).sum(),
         "sign": lambda *x: -llds_penalty(*x),
     }

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lldlib.config import Gate
-from lldlib.losses.llds import llds_penalty, preserved_mask
+from lldlib.losses.llds import llds_gate, llds_penalty, preserved_mask
 from lldlib.losses.policy_gradient import policy_gradient
 from lldlib.losses.term import Number, aggregate
 
@@ -121,7 +121,7 @@ def check_llds(
     subject = Subject(call, gate, preserve, float(seen.grad.abs().max()))
     found = list(_promises(subject))
     if signature == "trl-trainer":
-        found.append(_updates(call.trainer.args))
+        found += [_accumulation(call, subject), _updates(call.trainer.args)]
     alive = subject.scale > 0
     divisor = _normaliser(subject)[0] if alive else "unknown"
     return Report(tuple(found), divisor, looks_like(subject) if alive else "unknown")
@@ -153,7 +153,8 @@ FIRST = rows(("aaaaa", [0] * 5, 1), ("aa.aa ", [0] * 5, -1), ("aaa", [0] * 3, 0)
 FELL = rows(("aaaaa ", [4, 6, 2, 8, 4], 1), ("aa.aa", [2, 4, 9, 2, 6], 1))
 # each net sum is written beside it
 FALLING_RESPONSE = rows(("aa.aa", [10, -2, 0, 4, -6], 1), ("aaa", [1, 1, 1], 1))  # 8, -2: 6
-RISING_RESPONSE = rows(("aa.aa", [8, -2, 0, 2, -10], 1), ("aaa", [1, 1, 1], 1))  # 6, -8: -2
+# three actions, so that a gate that parts a row only at its first tool result is told; 3, -8, 3: -2
+RISING_RESPONSE = rows(("aa.aa.aa", [2, 1, 0, -9, 1, 0, 4, -1], 1), ("aaa", [1, 1, 1], 1))
 RISING_ACTION = rows(("aaa  ", [4, -6, 1], 1), ("aaaaa", [1] * 5, 1))  # -1
 TOOL_TOKENS = rows(("aa...a", [2, -3, 10, 10, 10, -1], 1), ("aaa", [1, 1, 1], 1))  # -1, -1
 TWO_ROWS = rows(("..aa", [0, 0, 2, 1], 1), ("aa..", [-9, -1], 1), ("aaa ", [1, 1, 1], 1))  # 3, -10
@@ -281,6 +282,21 @@ class TrainerCall:
         return _seen(out, logp, base)
 
     @contextmanager
+    def accumulating_twice(self) -> Iterator[None]:
+        """Twice as many micro-batches an update, and as many updates."""
+        names = ("gradient_accumulation_steps", "steps_per_generation")
+        owners = [(self.trainer, "current_gradient_accumulation_steps")]
+        owners += [(self.trainer.args, name) for name in names]
+        before = [getattr(owner, name) for owner, name in owners]
+        for (owner, name), value in zip(owners, before, strict=True):
+            setattr(owner, name, 2 * value)
+        try:
+            yield
+        finally:
+            for (owner, name), value in zip(owners, before, strict=True):
+                setattr(owner, name, value)
+
+    @contextmanager
     def _forward(self, logp: Float[Tensor, "B T"]) -> Iterator[None]:
         name = "_get_per_token_logps_and_entropies"
         original = getattr(self.base, name)
@@ -301,7 +317,7 @@ class TrainerCall:
             "completion_mask": case.attention.long(),
             "tool_mask": (case.action_mask | ~case.attention).long(),
             "advantages": case.advantages,
-            "num_items_in_batch": tokens / args.gradient_accumulation_steps,
+            "num_items_in_batch": tokens,  # of all micro-batches between two rollouts
             "ref_per_token_logps": case.ref_logp,
         }
         if args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations):
@@ -459,7 +475,7 @@ def gate_in_falling_response(subject: Subject) -> str:
     return _gate_check(subject, FALLING_RESPONSE)
 
 
-@_promise("the gate, in a response that rose as a whole: an action that rose, one that fell")
+@_promise("the gate, in a response that rose as a whole: an action that rose between two that fell")
 def gate_in_rising_response(subject: Subject) -> str:
     return _gate_check(subject, RISING_RESPONSE)
 
@@ -572,7 +588,8 @@ def normaliser(subject: Subject) -> str:
 def _normaliser(subject: Subject) -> tuple[str, bool]:
     """What a token's slope is divided by, from batches of different counts."""
     cases = (
-        rows(("aaaa  ", [4, 4, -1, -1], 1), ("aa.aaa", [4] * 6, -1)),
+        # the first row's second action and the second row are kept, and their gates are shut
+        rows(("aaa.aa", [4, 4, -1, 0, -1, -2], 1), ("aaaa", [-4] * 4, 1), ("aa.aaa", [4] * 6, -1)),
         rows(("aaaa  ", [4] * 4, 1), ("aaaaaa", [4] * 6, 1)),
         rows(("aaaa   ", [4] * 4, 1), ("aaaaaaa", [4] * 7, 1), ("aaa", [4] * 3, -1)),
     )
@@ -586,6 +603,8 @@ def _normaliser(subject: Subject) -> tuple[str, bool]:
         "nothing: a sum": (lambda c: 1.0, False),
         "all tokens, padding too": (lambda c: float(c.logp.numel()), False),
         "the tokens with a gradient": (lambda c: float(subject.acts(c).sum()), False),
+        "the tokens behind an open gate": (lambda c: _open_tokens(subject, c), False),
+        "the kept tokens of rows with a charge": (lambda c: _charged_tokens(subject, c), False),
         "the real tokens, those of tools too": (lambda c: float(c.attention.sum()), False),
     }
     for name, (count, known) in divisors.items():
@@ -597,6 +616,17 @@ def _normaliser(subject: Subject) -> tuple[str, bool]:
 
 def _kept_tokens(subject: Subject, case: Case) -> float:
     return float(preserved_mask(case.advantages, case.action_mask, subject.preserve).sum())
+
+
+def _open_tokens(subject: Subject, case: Case) -> float:
+    data = (case.logp, case.old_logp, case.advantages, case.action_mask)
+    return float(llds_gate(*data, subject.gate, subject.preserve).sum())
+
+
+def _charged_tokens(subject: Subject, case: Case) -> float:
+    charged = subject.acts(case).any(1, keepdim=True)
+    kept = preserved_mask(case.advantages, case.action_mask, subject.preserve)
+    return float((kept & charged).sum())
 
 
 @_promise("its inputs are left as they were, and it says the same again")
@@ -627,6 +657,22 @@ def bf16(subject: Subject) -> str:
     if torch.equal(acts, wanted) and seen.value == seen.value:
         return ""
     return f"it acts on {_tokens(acts.sum())}, in exact arithmetic on {int(wanted.sum())}"
+
+
+def _accumulation(call: TrainerCall, subject: Subject) -> Promise:
+    """Of a trainer: TRL adds up what its micro-batches say, and leaves the division to the loss."""
+    name, says = "accumulation", "with twice the micro-batches an update, each weighs half"
+    if not subject.scale > 0:
+        return Promise(name, says, False, "not seen: the term has no gradient in any case")
+    once = subject.call(FELL).grad.abs().sum()
+    with call.accumulating_twice():
+        ratio = float(subject.call(FELL).grad.abs().sum() / once)
+    kept = abs(ratio - 0.5) < 10 * FAINT
+    seen = (
+        f"each weighs {ratio:.3g} of before: divide by current_gradient_accumulation_steps, or by "
+        "the count of the whole update"
+    )
+    return Promise(name, says, kept, "" if kept else seen)
 
 
 def _updates(args: Any) -> Promise:

@@ -25,11 +25,13 @@ def advantage_likelihood(
     advantages: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> dict[str, float]:
-    """What a minibatch tells without rewards, as means over tokens in nats; 0 where none is.
+    """What a micro-batch tells without rewards, as means over tokens in nats; 0 where none is.
 
     Keys: `actor/likelihood_positive` and `_negative`, the log-prob under the policy that sampled
     where A > 0 and A < 0; `actor/displacement_positive`, new - old log-prob where A > 0, by the
-    updates before this one; `actor/displacement_all`, over all tokens.
+    updates before this one; `actor/displacement_all`, over all tokens. verl logs a plain mean over
+    micro-batches, so zeros shrink it: `actor/positive_here` and `actor/negative_here` are 1 where
+    there is such a token, else 0, and their mean is what to divide by.
     """
     good, bad, change = mask & (advantages > 0), mask & (advantages < 0), logp - old_logp
     told = {
@@ -38,7 +40,11 @@ def advantage_likelihood(
         "actor/displacement_positive": measures.masked_mean(change, good),
         "actor/displacement_all": measures.masked_mean(change, mask),
     }
-    return {key: value if value == value else 0.0 for key, value in told.items()}
+    told = {key: value if value == value else 0.0 for key, value in told.items()}
+    return told | {
+        "actor/positive_here": float(good.any()),
+        "actor/negative_here": float(bad.any()),
+    }
 
 
 def watch_likelihood(trainer: Any, every: int = 1) -> "LikelihoodWatch":

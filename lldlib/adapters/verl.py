@@ -17,6 +17,7 @@ Rejected tokens look like tool results there. `validate_config`, which verl call
 refuses what would make the term meaningless (see `check`).
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -34,6 +35,18 @@ from lldlib.adapters.likelihood import advantage_likelihood
 from lldlib.config import Gate, Preserve
 from lldlib.losses import aggregate, llds_parts
 from lldlib.losses.term import token_share
+
+logger = logging.getLogger(__name__)
+# by loss_agg_mode: how many times a token mean the base loss is
+NO_TOKEN_MEAN = {
+    "token-sum": "the tokens of a minibatch",
+    "seq-mean-token-sum": "mean length",
+    "seq-mean-token-sum-norm": "mean length / loss_scale_factor",
+}
+ROLLOUT = (
+    "gives the loss the rollout engine's log-probs, so LLDS would charge for what the engines "
+    "differ by"
+)
 
 
 @dataclass
@@ -60,7 +73,8 @@ def check(config: Mapping[str, Any]) -> None:
 
     `config` is verl's whole one. Refused while `llds_coef` is not 0: log-probs of the rollout
     engine in place of the policy's; rejection of single tokens, whose holes in `response_mask` look
-    like tool results, with a gate that sums over actions; one update per rollout batch.
+    like tool results, with a gate that sums over actions; one update per rollout batch. Warned of:
+    a base loss that is a sum over tokens, beside which a token mean vanishes.
     """
     actor = config["actor_rollout_ref"]["actor"]
     loss, correction = actor["policy_loss"], config["algorithm"].get("rollout_correction") or {}
@@ -82,14 +96,18 @@ def check(config: Mapping[str, Any]) -> None:
             f"{questions} is one update a rollout batch; set it to {max(questions // 8, 1)}, or "
             "ppo_epochs to 2"
         )
+    if (mode := actor["loss_agg_mode"]) in NO_TOKEN_MEAN:
+        logger.warning(
+            "loss_agg_mode=%r is no token mean, and LLDS is: to keep its weight as under "
+            "'token-mean', multiply llds_coef by %s",
+            mode,
+            NO_TOKEN_MEAN[mode],
+        )
 
 
 def _check_bypass(coef: float, correction: Mapping[str, Any]) -> None:
     if coef and correction.get("bypass_mode", False):
-        raise ValueError(
-            "rollout_correction.bypass_mode=True gives the loss the rollout engine's log-probs, so "
-            "LLDS would charge for what the engines differ by: set it to False"
-        )
+        raise ValueError(f"rollout_correction.bypass_mode=True {ROLLOUT}: set it to False")
 
 
 def _checked(validate):
@@ -125,10 +143,10 @@ def llds_policy_loss(
     rejected by verl's rollout correction, single tokens only under the gates "response" and
     "token". LLDS needs several updates per rollout batch: `ppo_mini_batch_size` under
     `train_batch_size`, or `ppo_epochs` over 1; on the first update only rounding opens a gate.
-    LLDS is a token mean whatever `loss_agg_mode` is, and the base loss mean length times one under
-    "seq-mean-token-sum", mean length / loss_scale_factor times under its "-norm": lambda wants that
-    factor there. Raises TypeError where `config.policy_loss` is not an LLDSPolicyLossConfig,
-    ValueError for an unknown base, gate or set.
+    LLDS is a token mean whatever `loss_agg_mode` is, and under those of NO_TOKEN_MEAN the base loss
+    is the factor there times one: lambda wants that factor too. Raises TypeError where
+    `config.policy_loss` is not an LLDSPolicyLossConfig, ValueError for an unknown base, gate or
+    set, and for log-probs of the rollout engine.
     """
     settings = config.policy_loss
     if not isinstance(settings, LLDSPolicyLossConfig):
@@ -150,6 +168,12 @@ def llds_policy_loss(
         metrics = metrics | advantage_likelihood(log_prob, old_log_prob, advantages, mask)
     if not settings.llds_coef:
         return loss, metrics
+    # verl's fully asynchronous trainer says so here alone: it never calls validate_config
+    if getattr(config, "use_rollout_log_probs", False):
+        raise ValueError(
+            f"actor.use_rollout_log_probs=True {ROLLOUT}: set it to False, and "
+            "rollout_correction.bypass_mode too"
+        )
     where = {"gate": settings.llds_gate, "preserve": settings.llds_preserve}
     parts = llds_parts(log_prob, old_log_prob, advantages, mask, **where)
     value = agg_loss(
@@ -162,5 +186,6 @@ def llds_policy_loss(
         told = {
             "actor/llds": aggregate(parts.penalty, mask, "token-mean").item(),
             "actor/llds_open_gate_share": token_share(parts.gate, parts.preserved).item(),
+            "actor/llds_kept_here": float(parts.preserved.any()),  # divides the share's mean
         }
     return loss + settings.llds_coef * value, metrics | told

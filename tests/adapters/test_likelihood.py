@@ -28,9 +28,37 @@ def test_a_minibatch_is_told_by_the_sign_of_its_advantages():
         "actor/likelihood_negative": -3.5,
         "actor/displacement_positive": -0.5,
         "actor/displacement_all": 0.0,  # (-.5 - .5 + 1 + 0) / 4
+        "actor/positive_here": 1.0,
+        "actor/negative_here": 1.0,
     }
     none = advantage_likelihood(new, old, torch.zeros(2, 3), mask)
     assert none["actor/likelihood_positive"] == 0.0  # verl averages, and nan would spread
+    assert none["actor/positive_here"] == none["actor/negative_here"] == 0.0
+
+
+def micro_batch_means(tell, rows: dict, size: int) -> dict[str, float]:
+    """What verl logs of a minibatch cut into micro-batches: the plain mean of each key."""
+    count = len(rows["advantages"])
+    parts = [{k: x[s : s + size] for k, x in rows.items()} for s in range(0, count, size)]
+    told = [tell(**part) for part in parts]
+    return {key: sum(part[key] for part in told) / len(told) for key in told[0]}
+
+
+@pytest.mark.parametrize(("size", "here"), [(8, 1.0), (4, 0.5), (2, 0.25), (1, 0.125)])
+def test_divided_by_its_share_a_mean_is_true_whatever_the_micro_batches(size, here):
+    """One row of eight has A > 0: log-prob -1, fallen by .1; the others -2, and they stay."""
+    advantages = torch.full((8, 3), -1.0)
+    advantages[0] = 1.0
+    old = torch.where(advantages > 0, -1.0, -2.0)
+    new = old - 0.1 * (advantages > 0)
+    rows = {"logp": new, "old_logp": old, "advantages": advantages}
+    rows["mask"] = torch.ones(8, 3, dtype=torch.bool)
+    logged = micro_batch_means(advantage_likelihood, rows, size)
+    assert logged["actor/positive_here"] == here
+    assert logged["actor/likelihood_positive"] / here == pytest.approx(-1.0)
+    assert logged["actor/displacement_positive"] / here == pytest.approx(-0.1)
+    negative = logged["actor/likelihood_negative"] / logged["actor/negative_here"]
+    assert negative == pytest.approx(-2.0)
 
 
 def plain(tmp_path, **changes):
@@ -147,7 +175,34 @@ def test_verl_at_weight_0_logs_likelihood_and_keeps_its_loss():
         "actor/likelihood_negative",
         "actor/displacement_positive",
         "actor/displacement_all",
+        "actor/positive_here",
+        "actor/negative_here",
     }
+
+
+@pytest.mark.parametrize(("size", "here"), [(4, 1.0), (2, 0.5), (1, 0.25)])
+def test_verls_own_means_are_true_when_divided(size, here):
+    """One row of four is kept, its gates open by a fall of half a nat; aggregated by verl."""
+    pytest.importorskip("verl")
+    from test_verl import actor
+    from verl.utils.metric import AggregationType, Metric
+
+    from lldlib.adapters.verl import llds_policy_loss
+
+    advantages = torch.tensor([[1.0], [-1.0], [-1.0], [-1.0]]).expand(4, 3)
+    old, mask, config = torch.full((4, 3), -1.0), torch.ones(4, 3), actor(llds_coef=0.2)
+    found: dict[str, Metric] = {}
+    for s in range(0, 4, size):
+        cut = (x[s : s + size] for x in (old, old - 0.5, advantages, mask))
+        _, told = llds_policy_loss(*cut, config=config)
+        for key, metric in Metric.from_dict(told, aggregation=AggregationType.MEAN).items():
+            found.setdefault(key, metric.init_list()).append(metric)
+    logged = {key: metric.aggregate() for key, metric in found.items()}
+    kept = logged["actor/llds_kept_here"]
+    assert (logged["actor/positive_here"], kept) == (here, here)
+    assert logged["actor/likelihood_positive"] / here == pytest.approx(-1.0)
+    assert logged["actor/displacement_positive"] / here == pytest.approx(-0.5)
+    assert logged["actor/llds_open_gate_share"] / kept == pytest.approx(1.0)
 
 
 def test_the_doctor_knows_what_verl_logs():

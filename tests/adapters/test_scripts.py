@@ -106,6 +106,25 @@ def test_its_flags_reach_the_settings(name, tmp_path, monkeypatch):
         assert (told[f"{prefix}coef"], told[f"{prefix}preserve"], told[rate]) == wanted
 
 
+def test_passes_of_an_update_change_neither_updates_nor_rollout_batches(tmp_path, monkeypatch):
+    """k = 2 with half the rows: the same 80 rollouts and 10 updates a batch, 200 batches."""
+    pytest.importorskip("trl", reason="needs the extra 'trl': run make test-adapters")
+    script = written("trl-search", tmp_path)
+    text = script.read_text(encoding="utf-8")
+    assert text.count("k = 1  #") == 1
+    where = [f"--{flag}={tmp_path / flag}" for flag in ("model", "train", "corpus", "out")]
+    for k, rows in ((1, 8), (2, 4)):
+        script.write_text(text.replace("k = 1  #", f"k = {k}  #"), encoding="utf-8")
+        made = loaded(script)
+        monkeypatch.setattr(sys, "argv", ["train.py", *where, f"--rows={rows}"])
+        monkeypatch.setattr(made, "LLDGRPOConfig", dict)
+        told = made.settings(made.arguments())
+        passes = told["steps_per_generation"]
+        assert told["gradient_accumulation_steps"] == k and passes / k == 10
+        assert told["per_device_train_batch_size"] * passes == 80
+        assert [told[f"{what}_steps"] for what in ("max", "logging", "save")] == [2000, 10, 100]
+
+
 def test_the_script_for_verl_stands_as_far_as_there_is_no_gpu(tmp_path):
     """As a user starts it, its settings pass verl's own check, and its loss is computed."""
     pytest.importorskip("verl", reason="needs the extra 'verl': run make test-adapters")

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass, validate_config
-from verl.workers.config import ActorConfig
+from verl.workers.config import ActorConfig, FSDPActorConfig
 
-from lldlib.adapters.verl import LLDSPolicyLossConfig, llds_policy_loss
+from lldlib.adapters.verl import NO_TOKEN_MEAN, LLDSPolicyLossConfig, check, llds_policy_loss
 from lldlib.config import LossConfig
 from lldlib.losses.objective import LossInputs, compute_loss
 
@@ -174,6 +174,41 @@ def test_what_would_make_llds_mean_nothing_is_refused_by_verls_own_check(changes
 
 
 @pytest.mark.parametrize(
+    ("mode", "factor"),
+    [
+        ("token-sum", 12.0),  # tokens
+        ("seq-mean-token-sum", 4.0),  # of a row
+        ("seq-mean-token-sum-norm", 0.4),  # 4 / 10
+        ("token-mean", 1.0),
+        ("seq-mean-token-mean", 1.0),
+    ],
+)
+def test_a_base_loss_that_is_no_token_mean_is_warned_of(mode, factor, caplog):
+    """Three rows of four tokens; the factor named is that of the base loss to a token mean."""
+    batch = {
+        "old_log_prob": torch.full((3, 4), -1.0),
+        "log_prob": torch.full((3, 4), -1.0),
+        "advantages": torch.ones(3, 4),
+        "response_mask": torch.ones(3, 4),
+    }
+    config = actor()
+    config.global_batch_info["loss_scale_factor"] = 10
+    loss, _ = llds_policy_loss(**batch, config=config, loss_agg_mode=mode)
+    assert float(loss) == pytest.approx(-factor)
+    check(whole(**{"actor_rollout_ref.actor.loss_agg_mode": mode}))
+    named = NO_TOKEN_MEAN.get(mode)
+    assert (named is None) == (factor == 1)
+    if named:
+        assert f"loss_agg_mode='{mode}' is no" in caplog.text
+        assert caplog.text.rstrip().endswith(f"multiply llds_coef by {named}")
+    else:
+        assert caplog.text == ""
+    caplog.clear()
+    check(whole(**{"actor_rollout_ref.actor.loss_agg_mode": mode, COEF: 0.0}))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {},
@@ -202,6 +237,20 @@ def test_rejected_tokens_do_not_split_what_the_response_gate_sums_over():
     loss, told = llds_policy_loss(**x, config=config)
     base, _ = compute_policy_loss_vanilla(**x, config=config)
     assert torch.equal(loss, base) and told["actor/llds_open_gate_share"] == 0.0
+
+
+def test_log_probs_of_the_rollout_engine_are_refused_by_the_loss_itself():
+    """As the worker of verl's fully asynchronous trainer, which checks no configuration."""
+    given = {"rollout_n": 1, "ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 4}
+    for coef, rollout in ((0.2, True), (0.2, False), (0.0, True)):
+        loss = LLDSPolicyLossConfig(llds_coef=coef)
+        config = FSDPActorConfig(**given, policy_loss=loss, use_rollout_log_probs=rollout)
+        if coef and rollout:
+            with pytest.raises(ValueError, match="use_rollout_log_probs=True gives") as told:
+                llds_policy_loss(**rows(), config=config)
+            assert "\n" not in str(told.value) and "bypass_mode too" in str(told.value)
+        else:
+            llds_policy_loss(**rows(), config=config)
 
 
 def test_bypass_mode_is_refused_where_the_actor_alone_knows_of_it():
