@@ -110,6 +110,15 @@ def _check_bypass(coef: float, correction: Mapping[str, Any]) -> None:
         raise ValueError(f"rollout_correction.bypass_mode=True {ROLLOUT}: set it to False")
 
 
+def _check_engine(config: ActorConfig) -> None:
+    # verl's fully asynchronous trainer says so here alone: it never calls validate_config
+    if getattr(config, "use_rollout_log_probs", False):
+        raise ValueError(
+            f"actor.use_rollout_log_probs=True {ROLLOUT}: set it to False, and "
+            "rollout_correction.bypass_mode too"
+        )
+
+
 def _checked(validate):
     @wraps(validate)
     def both(config, *args, **kwargs):
@@ -168,12 +177,7 @@ def llds_policy_loss(
         metrics = metrics | advantage_likelihood(log_prob, old_log_prob, advantages, mask)
     if not settings.llds_coef:
         return loss, metrics
-    # verl's fully asynchronous trainer says so here alone: it never calls validate_config
-    if getattr(config, "use_rollout_log_probs", False):
-        raise ValueError(
-            f"actor.use_rollout_log_probs=True {ROLLOUT}: set it to False, and "
-            "rollout_correction.bypass_mode too"
-        )
+    _check_engine(config)
     where = {"gate": settings.llds_gate, "preserve": settings.llds_preserve}
     parts = llds_parts(log_prob, old_log_prob, advantages, mask, **where)
     value = agg_loss(
