@@ -568,6 +568,7 @@ def test_patterns_of_a_fall(key, signals):
         ("no signal", np.zeros(STEPS), {"reward_std": 0, "grad_norm": 0}),
         ("broken start", FLAT, {"completions/clipped_ratio": 1.0, "entropy": 3.4}),
         ("hardly moves", FLAT, {"kl": 0.0005}),
+        ("no signal", FLAT, {"kl": 0.0005, "frac_reward_zero_std": 0.97}),
         ("reference", FLAT, {"kl": 1.1}),
     ],
 )
@@ -595,6 +596,41 @@ def test_no_tool_died_where_there_is_none(turns):
     signals = {"entropy": 0.4, "timing_s/gen": dead(4, 15), "completion_length": dead(300, 900)}
     found = diagnose_rows(rows(FALLS, **signals, **turns))
     assert [p.key for p in found.patterns] == ["length"]
+
+
+def test_a_fall_in_one_step_of_a_policy_that_does_not_move_is_no_matter_of_its_rate():
+    still = {"entropy": 0.4, "grad_norm": 1.0}
+    found = diagnose_rows(rows(FALLS, **still, response_length=dead(300, 200)))
+    assert [p.key for p in found.patterns] == ["one step"]
+    assert [a.do[:33] for a in found.advice] == ["Look at the tool and the reward f"]
+    for moves in ({"entropy": dead(0.4, 4)}, {"grad_norm": dead(1, 9)}, {"entropy": math.nan}):
+        found = diagnose_rows(rows(FALLS, **still | moves))
+        assert "one step" not in [p.key for p in found.patterns]
+        assert found.advice[0].do.startswith("Lower the learning rate")
+
+
+def test_a_score_within_a_whisker_of_its_floor_is_no_signal():
+    seldom = (np.arange(STEPS) % 2 + 0.5) / 256  # one of 256 answers on average
+    scale = {"critic/score/min": 0.0, "critic/score/max": 1.0, "actor/kl_loss": 0.0005}
+    found = diagnose_rows(rows(seldom, **scale))
+    assert [p.key for p in found.patterns] == ["no signal"]
+    assert "the mean score is 0.0039, and single answers score 0 to 1" in found.patterns[0].evidence
+    assert [a.do[:9] for a in found.advice] == ["Give the ", "Fine-tune"]
+    lively = diagnose_rows(rows(50 * seldom, **scale))
+    assert [p.key for p in lively.patterns] == ["hardly moves"]
+
+
+def test_an_entropy_that_died_before_the_answers_shrank_is_said_first():
+    def sinks(t):
+        return 0.4 if t < 20 else max(0.4 * 0.75 ** (t - 20), 0.0015 * 0.97 ** (t - 35))
+
+    first = diagnose_rows(rows(FALLS, entropy=sinks, completion_length=dead(300, 9)))
+    assert [p.key for p in first.patterns] == ["entropy down", "short"]
+    assert "Read twenty" not in first.advice[0].do
+    (gone,) = (sign.says for sign in first.signs if sign.key == "entropy")
+    assert gone.endswith("nats per token lately, under 0.005 since step 37")
+    same = diagnose_rows(rows(FALLS, entropy=dead(0.4, 1e-3), completion_length=dead(300, 9)))
+    assert [p.key for p in same.patterns] == ["short"]
 
 
 def test_a_sampler_that_was_never_the_policy():

@@ -607,6 +607,27 @@ def test_a_held_out_score_that_rises_counts_for_a_run():
     assert "heldout" not in found.missing
 
 
+def test_a_curve_that_rises_until_it_breaks_is_at_its_best_there():
+    mean = np.where(np.arange(400) < 240, np.linspace(0.2, 0.8, 400), 0.385)
+    breaks = mean + np.resize([0.03, -0.03], 400)
+    judged = diagnose_rows([{"step": t, "reward": v} for t, v in enumerate(breaks)]).judged
+    assert judged.verdict == "degrading" and "lost 27 % of its best" in judged.sentence
+    assert "best 0.53" in judged.evidence[0] and "(mean around step 220)" in judged.evidence[0]
+
+
+def test_a_fall_that_is_too_small_to_count_is_not_called_none():
+    less = np.where(np.arange(STEPS) < 40, 0.5, 0.42) + np.resize([0.01, -0.01], STEPS)
+    held = {"eval_reward": lambda t: (0.4 if t < 40 else 0.2) if t % 4 == 0 else math.nan}
+    judged = diagnose_rows(rows(less, **held)).judged
+    assert judged.sentence == (
+        "Degrading: the held-out score lost 50 % of its best, and the training reward 16 %."
+    )
+    assert judged.evidence[1].startswith("reward: best 0.5 (mean around step 28), now 0.42")
+    flat = diagnose_rows(rows(FLAT, **held)).judged
+    assert flat.sentence.endswith("while the training reward held.")
+    assert flat.evidence[1] == "the training reward did not fall"
+
+
 def test_eight_values_each_and_then_one_for_good():
     scores = np.repeat([-10, 0.1, 0.7, -5, -0.39], 8).tolist() + [-5.0] * 80
     judged = diagnose_rows(rows(scores)).judged

@@ -353,6 +353,14 @@ def remedies() -> dict[str, dict[str, str]]:
             "none; go back to the checkpoint before",
             "the log itself; Search-R1 issue 88 asks the same",
         ),
+        "check scoring": (
+            "Look at the tool and the reward first: does every server answer, did a parser, a "
+            "judge, a time limit or the questions change? Score ten old answers again",
+            "the reward fell in one step, and what this log has of the policy did not move; a "
+            "policy that dies moves its entropy, its gradient or its KL",
+            "none; go back to the checkpoint before",
+            "this log; data/doctor/symptoms.md, section 1",
+        ),
         "check resume": (
             "Compare settings, data order and optimizer state before and after the stop",
             "a fall at a resume is more often a setting than a policy",

@@ -15,6 +15,7 @@ import numpy as np
 from lldlib.doctor.judging.levels import (
     HIGH,
     LAST,
+    SURER,
     Level,
     floor_of,
     lately,
@@ -22,6 +23,7 @@ from lldlib.doctor.judging.levels import (
     slope,
     split,
     top_of,
+    until,
 )
 from lldlib.doctor.judging.statistics import (
     break_at,
@@ -41,7 +43,6 @@ FALLEN = 0.25  # share of the best score that is lost: degrading
 LOST = 0.6  # ... collapsed
 UNLEARNED = 0.6  # share of what was learned that is lost: degrading, whatever the score's offset
 SUNK = 0.1  # share of the best score that must be lost for that
-SURER = 4.5  # standard errors of the rise and of the fall for that: both ends were chosen
 HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are lost again
 LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
@@ -125,6 +126,9 @@ def _with_heldout(run: LoggedRun, judged: Judgement) -> Judgement:
         f"held-out score ({run.heldout_name}): {values[0]:.3g} in the first of {len(values)} "
         f"evaluations, {values[-1]:.3g} in the last"
     )
+    fell = heldout_fall(run)
+    if fell is not None:
+        line += f"; {100 * fell[2]:.0f} % of its best, {fell[0]:.3g}, is lost"
     return replace(judged, evidence=(*judged.evidence, line))
 
 
@@ -258,7 +262,8 @@ def _stands(scores: Array, floor: float) -> tuple[Level, tuple[int, float]]:
     """Where the scores stand, and `split` of it.
 
     A last tenth of which half is dead says too little, and late: the last rows alone count where
-    all of them lie behind the break and chance is ruled out.
+    all of them lie behind the break and chance is ruled out. Where a break is sure, the rows that
+    end at it may be the best.
     """
     now = level(scores, floor)
     late = lately(scores, floor, now)
@@ -266,7 +271,10 @@ def _stands(scores: Array, floor: float) -> tuple[Level, tuple[int, float]]:
         parted = split(scores, late)
         if parted[1] <= CHANCE and len(scores) - parted[0] >= LAST:
             return late, parted
-    return now, split(scores, now)
+    parted = split(scores, now)
+    if now.fall >= SURE and parted[1] <= CHANCE:
+        now = until(scores, floor, now, parted[0])
+    return now, parted
 
 
 def _fallen(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
@@ -307,7 +315,7 @@ def _unlearned(run: LoggedRun, rows: Array, now: Level, begin: int) -> Judgement
 
 
 def _from_best(run: LoggedRun, rows: Array, now: Level) -> str:
-    middle = min(now.best_from + window_size(len(rows)), len(rows) - 1)
+    middle = min(now.best_from + now.best_rows // 2, len(rows) - 1)
     return (
         f"{run.columns['reward']}: best {now.best:.3g} (mean around {run.unit} "
         f"{run.steps[rows[middle]]:g}), now {now.last:.3g} (mean of the last {now.last_rows} rows)"
@@ -431,11 +439,14 @@ def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
         return None
     best, last, lost, row = found
     now, _ = _stands(scores, floor_of(run, scores))
-    fell = now.fall >= SURE and now.lost >= FALLEN
     said = f"the held-out score lost {100 * lost:.0f} % of its best"
     evidence = [f"held-out score ({run.heldout_name}): best {best:.3g}, now {last:.3g}"]
-    evidence.append("the training reward did not fall" if not fell else "the reward fell less")
-    held = "" if fell else ", while the training reward held"
+    if now.fall < SURE:
+        held = ", while the training reward held"
+        evidence.append("the training reward did not fall")
+    else:  # a fall too small to count by itself is a fall
+        held = f", and the training reward {100 * now.lost:.0f} %"
+        evidence.append(f"{_from_best(run, rows, now)}: the fall is {_errors(now.fall)}")
     return Judgement(
         "degrading", "held-out fall", f"Degrading: {said}{held}.", tuple(evidence), None, row
     )

@@ -17,6 +17,7 @@ from lldlib.doctor.reading.series import LoggedRun
 
 FOR = {  # pattern or sign -> remedies in the order in which to try them
     "tool": ("check tool",),
+    "one step": ("check scoring",),
     "resume": ("check resume",),
     "numbers": ("lower lr", "clip gradient"),
     "nothing moves": ("go back", "lower lr"),

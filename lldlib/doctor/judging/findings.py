@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lldlib.doctor.judge import SURE, Judgement, blown, heldout_fall, moved_parts
-from lldlib.doctor.judging.levels import floor_of, level
+from lldlib.doctor.judging.levels import floor_of, level, top_of
 from lldlib.doctor.judging.statistics import noise, trailing, values_of, window_size
-from lldlib.doctor.reading.series import ENOUGH, LoggedRun
+from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 
 FELL = ("degrading", "collapsed")
 LIVES = (  # rules under which the training reward did not fall
@@ -22,6 +22,8 @@ LIVES = (  # rules under which the training reward did not fall
 )
 SAME = 0.8  # share of the rows with one score from which on nothing is told apart
 MOST = 0.5  # share of the rows
+SELDOM = 0.01  # share of the scale under which a mean score leaves nothing to tell apart
+NO_CONTRAST = 0.9  # share of the groups whose answers score alike
 CUT = 0.9  # share of the answers that are cut off
 BABBLE = 2.5  # nats per token
 STILL_KL = 0.005  # nats per token under which a policy is still its reference
@@ -34,6 +36,7 @@ UP, UP_BY = 2.0, 0.3  # factor of the entropy, and nats per token
 DOWN, DOWN_TO, GONE = 0.2, 0.2, 0.35  # share of the entropy's start, nats per token, share before
 LONGER, CUT_BY = 1.8, 0.3  # factor of the length, and share of the answers
 SHORTER, ONE_TOKEN = 0.1, 3.0  # share of the length, and tokens
+HALF_AS_LONG = 0.5
 FORMAT_LEFT, INVALID_UP, INVALID_BY = 0.6, 3.0, 0.3
 SPIKE, SPIKES, ONE_SPIKE = 4.0, 2, 10.0  # times the usual norm; how many; times for a single one
 KL_UP, KL_FALL, KL_LIVE = 5.0, 0.5, 1.0  # factor; nats per token at a fall, and without one
@@ -127,9 +130,14 @@ def patterns(run: LoggedRun, judged: Judgement) -> list[Pattern]:
         if said:
             found.append(Pattern(key, title, said, rule))
     keys = {p.key for p in found}
+    if {"short", "entropy down"} <= keys and _entropy_first(scene):
+        keys.discard("short")  # both are said, the cause first
+        found.sort(key=lambda p: p.key == "short")
     for key, hidden in EXPLAINED.items():  # what a stronger pattern explains is not said again
         if key in keys:
             found = [p for p in found if p.key not in hidden]
+    if keys & TOLD_BY:
+        found = [p for p in found if p.key != "one step"]
     return found
 
 
@@ -151,6 +159,7 @@ def _no_signal(s: Scene) -> str:
         return ""
     scores = s.run.signals["reward"][s.run.scored]
     flat, said = np.abs(np.diff(scores)) < 1e-12, []
+    seldom = _seldom_rewarded(s, scores)
     same = float(np.mean(scores == np.median(scores)))
     if same > SAME:
         said.append(f"the score is {np.median(scores):g} in {100 * same:.0f} % of the rows")
@@ -164,7 +173,29 @@ def _no_signal(s: Scene) -> str:
         share = float(np.mean(np.abs(values - value) < 1e-9)) if len(values) >= ENOUGH else 0.0
         if share > MOST:
             said.append(f"{what} in {100 * share:.0f} % of the rows")
-    return "; ".join(said) if said and (flat.mean() > MOST or len(said) > 1) else ""
+    if seldom:
+        said.insert(0, seldom)
+    return "; ".join(said) if said and (seldom or flat.mean() > MOST or len(said) > 1) else ""
+
+
+def _seldom_rewarded(s: Scene, scores: Array) -> str:
+    """Whether hardly an answer earns more than the lowest reward, or hardly a group is mixed."""
+    low, high = (values_of(s.run, name) for name in ("reward_min", "reward_max"))
+    low, high = low[np.isfinite(low)], high[np.isfinite(high)]
+    if min(len(low), len(high)) >= ENOUGH:
+        floor, top = float(np.median(low)), float(np.median(high))
+        share = (float(scores.mean()) - floor) / max(top - floor, 1e-12)
+        if top > floor and 0 <= share < SELDOM:
+            return (
+                f"almost no answer is rewarded: the mean score is {scores.mean():.2g}, "
+                f"and single answers score {floor:g} to {top:g}"
+            )
+    start, end = s.early("no_contrast"), s.late("no_contrast")
+    top = top_of(s.run, scores)
+    right = top is not None and scores.mean() >= MOST * top  # alike, but mostly in being right
+    if min(start, end) >= NO_CONTRAST and not right:  # later on it may be an entropy that died
+        return f"{100 * start:.0f} % of the groups score all their answers alike from the start"
+    return ""
 
 
 def _broken_start(s: Scene) -> str:
@@ -190,7 +221,23 @@ def _hardly_moves(s: Scene) -> str:
 
 
 def _tool_died(s: Scene) -> str:
-    if s.judged.verdict != "collapsed" or s.judged.row is None:
+    if s.judged.verdict != "collapsed":
+        return ""
+    step = _in_one_step(s)
+    moved = [said for name in TOOL_SIGNS if (said := _moved(s, name))]
+    moved += [said for name in s.run.trouble if (said := _more_trouble(s, name))]
+    return f"{step}; {'; '.join(moved[:4])}" if step and moved and _has_tool(s.run) else ""
+
+
+def _one_step(s: Scene) -> str:
+    """The fall of a dead tool in a log without a column of the tool's own."""
+    measured = [n for n in ("entropy", "grad_norm", "kl") if s.before(n) == s.before(n)]
+    return _in_one_step(s) if s.fell and len(measured) > 1 else ""
+
+
+def _in_one_step(s: Scene) -> str:
+    """Most of the fall is done in one step, and what is measured of the policy does not move."""
+    if s.judged.row is None:
         return ""
     scores, rows = s.run.signals["reward"][s.run.scored], s.run.scored
     i = int(np.searchsorted(rows, s.at))
@@ -204,14 +251,10 @@ def _tool_died(s: Scene) -> str:
     measured = [n for n in ("entropy", "grad_norm", "kl") if s.before(n) == s.before(n)]
     if not measured or len(steady) < len(measured):
         return ""
-    moved = [said for name in TOOL_SIGNS if (said := _moved(s, name))]
-    moved += [said for name in s.run.trouble if (said := _more_trouble(s, name))]
-    if not moved or not _has_tool(s.run):
-        return ""
     kept = ", ".join(s.run.columns[n] for n in steady)
     return (
         f"in one step ({s.steps(s.at)}) {min(100 * jump / (now.best - now.last), 100):.0f} % of "
-        f"the fall is done; {kept} did not move; {'; '.join(moved[:4])}"
+        f"the fall is done; {kept} did not move"
     )
 
 
@@ -323,6 +366,15 @@ def _shorter(s: Scene) -> str:
     a = max(a, s.before("length")) if s.at > 10 else a
     short = b <= SHORTER * a or b <= ONE_TOKEN < a
     return f"answers shrank from {a:.0f} to {b:.3g} tokens" if short else ""
+
+
+def _entropy_first(s: Scene) -> bool:
+    """Whether the entropy was dead while the answers still had half of their length."""
+    entropy, length = (trailing(values_of(s.run, name), 3) for name in ("entropy", "length"))
+    usual = max(s.early("length"), s.before("length"))
+    dead = np.flatnonzero(entropy < min(DOWN * s.early("entropy"), DOWN_TO))
+    short = np.flatnonzero(length < HALF_AS_LONG * usual)
+    return bool(len(dead) and dead[0] < s.at and (not len(short) or dead[0] < short[0]))
 
 
 def _format(s: Scene) -> str:
@@ -452,6 +504,11 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
         "most of the fall in one step, policy signals within a factor of 3, a tool's signal moved",
         _tool_died,
     ),
+    "one step": (
+        "The reward fell in one step, the policy did not move: a tool, or the reward itself",
+        "most of the fall in one step, policy signals within a factor of 3, no other likeness",
+        _one_step,
+    ),
     "resume": ("A break at a resume", "the fall lies within 3 steps of a resume", _at_resume),
     "numbers": (
         "The numbers blew up: a gradient, KL or loss that is no number any more",
@@ -460,7 +517,8 @@ PATTERNS: dict[str, tuple[str, str, Check]] = {
     ),
     "no signal": (
         "Nothing to learn from: the answers of a group all score alike",
-        "score, spread or gradient constant in most rows",
+        "score, spread or gradient constant in most rows, a mean score under a hundredth of the "
+        "scale of single answers, or nine tenths of the groups all alike at the start and the end",
         _no_signal,
     ),
     "broken start": (
@@ -547,3 +605,6 @@ EXPLAINED = {
     "broken start": {"hardly moves"},
     "sampler": {"hardly moves"},
 }
+TOLD_BY = {"tool", "resume", "numbers", "spikes", "displacement", "kl", "kl in reward"} | {
+    *("entropy up", "entropy down", "short", "length", "format"),
+}  # any of them tells more of a fall than that it was done in one step

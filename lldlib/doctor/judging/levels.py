@@ -18,6 +18,7 @@ from lldlib.doctor.reading.series import Array, LoggedRun
 SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
 LAST = 10  # rows at the end that count by themselves: a long run dies in as few rows as a short one
 DEEPER = 2.5  # standard errors that they must lie under the last tenth
+SURER = 4.5  # standard errors of a fall, or a rise, of which both ends were chosen
 HIGH = 0.9  # share of the top score at which a run has nothing left to learn
 
 
@@ -28,6 +29,7 @@ class Level:
     first: float
     best: float
     best_from: int  # rows with a score: where the best window begins
+    best_rows: int  # of which `best` is the mean
     last: float
     last_rows: int  # of which `last` is the mean
     late: float  # mean of the last three tenths
@@ -81,6 +83,7 @@ def level(scores: Array, floor: float) -> Level:
         first=first,
         best=best.mean,
         best_from=best.end - int(width) + 1,
+        best_rows=int(width),
         last=last,
         last_rows=size,
         late=late,
@@ -105,6 +108,33 @@ def lately(scores: Array, floor: float, now: Level) -> Level | None:
     fall = (now.best - last) / math.hypot(error, of_best)
     lost = (now.best - last) / max(now.best - floor, 1e-12)
     return replace(now, last=last, last_rows=LAST, fall=fall, lost=lost)
+
+
+def until(scores: Array, floor: float, now: Level, begin: int) -> Level:
+    """The same with the rows that end at the break as the best, where they lie higher.
+
+    A curve that rises until it breaks is at its best there, and a window of a fifth of the rows
+    says less. The fall must be sure beyond doubt, since both ends of it were chosen.
+    """
+    size = now.last_rows
+    best = float(scores[max(begin - size, 0) : begin].mean()) if begin >= size else -math.inf
+    if best <= now.best:
+        return now
+    spread, rows = noise(scores)
+    error = max(spread * math.sqrt(2 * rows / size), 1e-12)
+    fall, room = (best - now.last) / error, max(best - floor, 1e-12)
+    if fall < SURER:
+        return now
+    return replace(
+        now,
+        best=best,
+        best_from=begin - size,
+        best_rows=size,
+        fall=fall,
+        lost=(best - now.last) / room,
+        won=(best - now.first) / room,
+        learned=(best - now.first) / error,
+    )
 
 
 def by_chance(before: Array, after: Array, middle: float, cuts: float | int) -> float:

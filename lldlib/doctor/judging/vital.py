@@ -20,6 +20,7 @@ ROSE = 2.5  # standard errors
 STRETCH = 10  # rows at the end that a sign must hold
 BROKEN_ROWS = 3  # rows at the end with no finite loss or gradient: the weights are gone
 ENTROPY_GONE = 1e-3  # nats per token
+ENTROPY_GOING = 5e-3  # ... from which on an entropy that is gone is so
 ENTROPY_LEFT = 0.02  # share of its start that a dead entropy is under
 LEAST_ENTROPY = 0.05  # nats per token: a start that is lower counts as this
 NO_GRADIENT = 1e-5  # share of its start that a dead gradient norm is under
@@ -175,10 +176,15 @@ def _entropy(run: LoggedRun) -> Iterator[Sign]:
     if len(values) < ENOUGH:
         return
     early = max(float(np.median(values[:5])), LEAST_ENTROPY)
-    begin = since(np.abs(values) < min(ENTROPY_GONE, ENTROPY_LEFT * early))
-    if begin is not None:
+    gone = since(np.abs(values) < min(ENTROPY_GONE, ENTROPY_LEFT * early))
+    under = min(ENTROPY_GOING, ENTROPY_LEFT * early)  # it sinks on when it is as good as gone
+    begin = since(np.abs(values) < under)
+    if gone is not None and begin is not None:
         last = float(np.median(values[-STRETCH:]))
-        says = f"the entropy is gone: {last:.2g} nats per token since {_at(run, rows[begin])}"
+        says = (
+            f"the entropy is gone: {last:.2g} nats per token lately, "
+            f"under {under:.2g} since {_at(run, rows[begin])}"
+        )
         yield Sign("entropy", says, "lifeless", int(rows[begin]))
 
 
