@@ -234,6 +234,9 @@ def test_a_guess_carries_no_advice_and_a_weak_one_no_fall(tmp_path):
         ("mismatch_kl/mean", "kl"),
         ("rollout_is/some_kl", "kl"),
         ("Val Reward", "reward"),
+        ("eval/tool/error_rate", "tool_failure"),
+        ("critic/response_length", "length"),
+        ("rollout.prompt.length.mean", "length"),
     ],
 )
 def test_names_that_are_something_else(name, signal):
@@ -256,6 +259,15 @@ def test_names_that_are_something_else(name, signal):
         ("Mismatch KL", "sampler_gap"),
         ("Generation KL Error", "sampler_gap"),
         ("train/train_rollout_logprob_abs_diff", "sampler_gap"),
+        ("rollout.tool.error_rate", "tool_failure"),
+        ("rollout/tool/error_rate/mean", "tool_failure"),
+        ("agent.math.tool_success_rate", "tool_success"),
+        ("env/tools.failure_rate", "tool_failure"),
+        ("rollout.response_length", "length"),
+        ("train.length.mean", "length"),
+        ("train/length/truncated", "clipped"),
+        ("mean_response_tokens", "length"),
+        ("stats/zero_std_groups", "no_contrast"),
     ],
 )
 def test_names_of_other_frameworks(name, signal):
@@ -381,6 +393,32 @@ def test_a_comma_in_a_number_is_of_thousands_or_a_decimal_mark(tmp_path):
     lines = [f"step {t} | reward: {v:.3f} | response_length: 7,8" for t, v in enumerate(UP)]
     run = one(write(tmp_path, lines)).run
     assert "length" not in run.signals and len(run.scored) == STEPS  # two numbers, not one
+
+
+def test_a_table_may_have_commas_of_thousands(tmp_path):
+    lines = ["step,reward,zero_std_groups,mean_response_tokens,kl"]
+    lines += [f'{t},{v:.3f},31.2%,"{1000 + t:,}",0.0{t}' for t, v in enumerate(UP, 1)]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["length"] == pytest.approx(1000 + np.arange(1, STEPS + 1))
+    assert set(run.signals["no_contrast"]) == {0.312} and "length" not in run.guessed
+    unclear = [line.replace(".", "") for line in lines]  # 1,475 may be one and a half
+    assert "length" not in one(write(tmp_path, unclear)).run.signals
+
+
+def test_a_count_of_groups_is_no_share_of_them():
+    table = rows(UP, zero_std_groups=31)
+    assert "no_contrast" not in diagnose_rows(table).run.signals
+
+
+def test_a_nested_tool_that_fails_is_told(tmp_path):
+    failed = np.where(np.arange(STEPS) < 40, 0.02, 0.97)
+    table = [
+        {"step": t, "reward": v, "rollout": {"tool": {"error_rate": f}}}
+        for t, (v, f) in enumerate(zip(UP, failed, strict=True))
+    ]
+    run = one(jsonl(tmp_path, table)).run
+    assert run.columns["tool_failure"] == "rollout/tool/error_rate" and not run.guessed
+    assert run.signals["tool_failure"] == pytest.approx(failed)
 
 
 def test_numbers_with_a_spread_or_a_unit(tmp_path):

@@ -212,7 +212,7 @@ def _signals(
             (rank, name)
             for name, column in table.items()
             for signal, rank in read_name(name).signals
-            if signal == ours and np.isfinite(column).any()
+            if signal == ours and np.isfinite(column).any() and not _counts(ours, column)
         )
         named = [r for r in ranked if r[0] < GUESSED]
         ranked = named or [r for r in ranked if _may_guess(ours, table[r[1]])]
@@ -231,6 +231,12 @@ def _signals(
         signals.pop("shaped_reward", None)
         columns.pop("shaped_reward", None)
     return signals, columns, guessed
+
+
+def _counts(ours: str, column: Array) -> bool:
+    """Whether groups of one reward are counted, so that their share is unknown."""
+    known = column[np.isfinite(column)]
+    return bool(ours == "no_contrast" and known.max() > 1 and (known == np.floor(known)).all())
 
 
 def _may_guess(ours: str, column: Array) -> bool:
