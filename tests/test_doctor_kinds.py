@@ -342,6 +342,58 @@ def test_what_stands_under_a_heading_of_an_evaluation_is_its_own(tmp_path):
     assert set(run.signals["length"]) == {500} and set(run.signals["loss"]) == {0.1}
 
 
+OPENRLHF = "2025-08-03 00:00:51.210 INFO     ppo_trainer:330 - ✨ "
+EVALUATIONS = {  # a line of an evaluation -> its held-out score, by its value
+    OPENRLHF + "Evaluation completed in 00:01:12, global_step {t}, eval_metrics: "
+    "{{'eval_aime_pass1': {v}, 'length': 900}}": "eval_aime_pass1",
+    "00:17 SUCCESS Evaluated math500 in 44.1s (Avg@4={v}, Pass@4: 0.9, Response Length: 900, "
+    "Truncated: 1.2%)": "eval/math500/Avg@4",
+    "Evaluation at step {t}: Reward={v}, Response Length: 900": "eval/Reward",
+    "[eval] reward: {v} | Response Length: 900": "eval/reward",
+}
+
+
+@pytest.mark.parametrize(("line", "name"), EVALUATIONS.items())
+def test_the_numbers_of_an_evaluations_line_are_its_own(tmp_path, line, name):
+    lines, dicts = [], line.startswith(OPENRLHF)
+    for t, v in enumerate(UP, 1):
+        row = {"policy_loss": 0.1, "reward": v, "response_length": 500}
+        loose = f"Step {t} | Loss: 0.1 | Reward: {v} | Response Length: 500"
+        lines += [f"{OPENRLHF}Global step {t}: {row}" if dicts else loose]
+        lines += [line.format(t=t, v=round(v / 2, 4))] if t % 10 == 0 else []
+    run = one(write(tmp_path, lines)).run
+    assert run.heldout_name == name and np.isfinite(run.heldout).sum() == STEPS // 10
+    assert run.heldout[9::10] == pytest.approx(UP[9::10] / 2, abs=1e-4)
+    assert run.signals["reward"] == pytest.approx(UP) and "clipped" not in run.signals
+    assert set(run.signals["length"]) == {500} and run.steps.tolist() == list(range(1, STEPS + 1))
+
+
+def test_an_evaluations_row_is_no_row_of_the_training(tmp_path):
+    lines = ["{'eval_reward': 0.1, 'eval_loss': 0.1, 'epoch': 0.0}"]
+    for t, v in enumerate(UP, 1):
+        lines += [str({"loss": 0.1, "reward": float(v), "epoch": t / 99})]
+        lines += [str({"eval_loss": 0.1, "eval_reward": 0.2, "epoch": t / 99})] * (t % 10 == 0)
+    run = one(write(tmp_path, lines)).run
+    assert run.steps.tolist() == list(range(1, STEPS + 1)) and not run.stepped
+    assert np.flatnonzero(np.isfinite(run.heldout)).tolist() == [0, 9, 19, 29, 39, 49, 59]
+    assert run.signals["reward"] == pytest.approx(UP)
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("Global step {t}: {{'policy_loss': 0.1, 'reward': {v}}}", "OpenRLHF console log"),
+        ("rollout {t}: {{'rollout/raw_reward': {v}, 'train/loss': 0.1}}", "slime console log"),
+        ("5%|# | 5/9 {{'loss': 0.1, 'reward': {v}, 'epoch': 0.{t}}}", "TRL console log"),
+        ("{{'loss': 0.1, 'reward': {v}, 'step': {t}}}", "console log"),
+        ("step {t} | loss: 0.1 | reward: {v}", "console log with key: value pairs"),
+    ],
+)
+def test_a_console_is_named_by_the_form_of_its_lines(tmp_path, line, form):
+    run = one(write(tmp_path, [line.format(t=t, v=v) for t, v in enumerate(UP, 1)])).run
+    assert run.format == form and run.signals["reward"] == pytest.approx(UP)
+
+
 def test_settings_are_no_signals(tmp_path):
     rows = [{"type": "config", "args": {"lr": 1e-5, "entropy_beta": 0.01, "kl_horizon": 10000}}]
     rows += [{"args": {"entropy": 0.3}, "step": t, "mean_reward": v} for t, v in enumerate(UP)]

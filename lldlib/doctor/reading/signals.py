@@ -241,6 +241,7 @@ SIGNALS: dict[str, Signal] = {
             "truncated_fraction",
             "frac_truncated",
             "trunc",
+            "response_clip_ratio",  # OpenRLHF
             *("length/truncated", "response_length/truncated", "length/clip_ratio"),
         ),
         "length explosion, a start that is broken",
@@ -464,7 +465,8 @@ HELDOUT = (
     rf"{_SET}/{_SCORE}(?:/(?:mean|avg))?()",
     rf"{_SET}/(?:mean|avg)/{_SCORE}()",
     rf"{_SET}/pass(?:@|_at_)\d+()",
-    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:(?:avg|mean|maj|pass)(?:@|_at_)|pass)\d+",
+    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:avg|mean)(?:@|_at_)\d+",
+    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:(?:maj|pass)(?:@|_at_)|pass)\d+",
     r"val_core/(.+)/(?:acc|reward|score|em|f1)/maj@\d+/mean",
 )
 # an evaluation by the name of its data set, such as slime's eval/aime: a score if its numbers are
