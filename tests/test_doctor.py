@@ -309,7 +309,18 @@ def test_a_resume_keeps_the_later_values():
     run = diagnose_rows(first + again).run
     assert run.steps.tolist() == list(range(1, 51))
     assert run.signals["reward"].tolist() == [0.1] * 20 + [0.2] * 30
-    assert run.resumed == (21.0,) and "resumed at step 21" in run.notes[0]
+    assert run.resumed == (21.0,) and run.notes == ["resumed at step 21: 10 rows were done again"]
+
+
+def test_rows_that_were_done_again_are_those_that_were_read_and_not_used():
+    again = [{"step": t, "reward": 0.2} for t in range(21, 51)]
+    checks = [{"step": 30, "eval/reward": 0.1}]
+    run = diagnose_rows(rows(np.full(30, 0.1)) + checks + again + again[-1:]).run
+    assert run.notes == ["resumed at step 21: 10 rows were done again"]
+    assert diagnose_rows(rows(np.full(30, 0.1)) + again[9:]).run.notes == []  # step 30 twice
+    third = [{"step": t, "reward": 0.3} for t in (29, 30, *range(51, 61))]
+    run = diagnose_rows(rows(np.full(30, 0.1)) + again + third).run
+    assert run.read - len(run.scored) == 10 + 22 and "32 rows" in run.notes[0]
 
 
 def test_the_step_of_the_training_counts_and_not_that_of_the_history(tmp_path):

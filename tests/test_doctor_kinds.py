@@ -234,6 +234,9 @@ def test_a_guess_carries_no_advice_and_a_weak_one_no_fall(tmp_path):
         ("mismatch_kl/mean", "kl"),
         ("rollout_is/some_kl", "kl"),
         ("Val Reward", "reward"),
+        ("eval/tool/error_rate", "tool_failure"),
+        ("critic/response_length", "length"),
+        ("rollout.prompt.length.mean", "length"),
     ],
 )
 def test_names_that_are_something_else(name, signal):
@@ -256,6 +259,15 @@ def test_names_that_are_something_else(name, signal):
         ("Mismatch KL", "sampler_gap"),
         ("Generation KL Error", "sampler_gap"),
         ("train/train_rollout_logprob_abs_diff", "sampler_gap"),
+        ("rollout.tool.error_rate", "tool_failure"),
+        ("rollout/tool/error_rate/mean", "tool_failure"),
+        ("agent.math.tool_success_rate", "tool_success"),
+        ("env/tools.failure_rate", "tool_failure"),
+        ("rollout.response_length", "length"),
+        ("train.length.mean", "length"),
+        ("train/length/truncated", "clipped"),
+        ("mean_response_tokens", "length"),
+        ("stats/zero_std_groups", "no_contrast"),
     ],
 )
 def test_names_of_other_frameworks(name, signal):
@@ -330,6 +342,58 @@ def test_what_stands_under_a_heading_of_an_evaluation_is_its_own(tmp_path):
     assert set(run.signals["length"]) == {500} and set(run.signals["loss"]) == {0.1}
 
 
+OPENRLHF = "2025-08-03 00:00:51.210 INFO     ppo_trainer:330 - ✨ "
+EVALUATIONS = {  # a line of an evaluation -> its held-out score, by its value
+    OPENRLHF + "Evaluation completed in 00:01:12, global_step {t}, eval_metrics: "
+    "{{'eval_aime_pass1': {v}, 'length': 900}}": "eval_aime_pass1",
+    "00:17 SUCCESS Evaluated math500 in 44.1s (Avg@4={v}, Pass@4: 0.9, Response Length: 900, "
+    "Truncated: 1.2%)": "eval/math500/Avg@4",
+    "Evaluation at step {t}: Reward={v}, Response Length: 900": "eval/Reward",
+    "[eval] reward: {v} | Response Length: 900": "eval/reward",
+}
+
+
+@pytest.mark.parametrize(("line", "name"), EVALUATIONS.items())
+def test_the_numbers_of_an_evaluations_line_are_its_own(tmp_path, line, name):
+    lines, dicts = [], line.startswith(OPENRLHF)
+    for t, v in enumerate(UP, 1):
+        row = {"policy_loss": 0.1, "reward": v, "response_length": 500}
+        loose = f"Step {t} | Loss: 0.1 | Reward: {v} | Response Length: 500"
+        lines += [f"{OPENRLHF}Global step {t}: {row}" if dicts else loose]
+        lines += [line.format(t=t, v=round(v / 2, 4))] if t % 10 == 0 else []
+    run = one(write(tmp_path, lines)).run
+    assert run.heldout_name == name and np.isfinite(run.heldout).sum() == STEPS // 10
+    assert run.heldout[9::10] == pytest.approx(UP[9::10] / 2, abs=1e-4)
+    assert run.signals["reward"] == pytest.approx(UP) and "clipped" not in run.signals
+    assert set(run.signals["length"]) == {500} and run.steps.tolist() == list(range(1, STEPS + 1))
+
+
+def test_an_evaluations_row_is_no_row_of_the_training(tmp_path):
+    lines = ["{'eval_reward': 0.1, 'eval_loss': 0.1, 'epoch': 0.0}"]
+    for t, v in enumerate(UP, 1):
+        lines += [str({"loss": 0.1, "reward": float(v), "epoch": t / 99})]
+        lines += [str({"eval_loss": 0.1, "eval_reward": 0.2, "epoch": t / 99})] * (t % 10 == 0)
+    run = one(write(tmp_path, lines)).run
+    assert run.steps.tolist() == list(range(1, STEPS + 1)) and not run.stepped
+    assert np.flatnonzero(np.isfinite(run.heldout)).tolist() == [0, 9, 19, 29, 39, 49, 59]
+    assert run.signals["reward"] == pytest.approx(UP)
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("Global step {t}: {{'policy_loss': 0.1, 'reward': {v}}}", "OpenRLHF console log"),
+        ("rollout {t}: {{'rollout/raw_reward': {v}, 'train/loss': 0.1}}", "slime console log"),
+        ("5%|# | 5/9 {{'loss': 0.1, 'reward': {v}, 'epoch': 0.{t}}}", "TRL console log"),
+        ("{{'loss': 0.1, 'reward': {v}, 'step': {t}}}", "console log"),
+        ("step {t} | loss: 0.1 | reward: {v}", "console log with key: value pairs"),
+    ],
+)
+def test_a_console_is_named_by_the_form_of_its_lines(tmp_path, line, form):
+    run = one(write(tmp_path, [line.format(t=t, v=v) for t, v in enumerate(UP, 1)])).run
+    assert run.format == form and run.signals["reward"] == pytest.approx(UP)
+
+
 def test_settings_are_no_signals(tmp_path):
     rows = [{"type": "config", "args": {"lr": 1e-5, "entropy_beta": 0.01, "kl_horizon": 10000}}]
     rows += [{"args": {"entropy": 0.3}, "step": t, "mean_reward": v} for t, v in enumerate(UP)]
@@ -381,6 +445,32 @@ def test_a_comma_in_a_number_is_of_thousands_or_a_decimal_mark(tmp_path):
     lines = [f"step {t} | reward: {v:.3f} | response_length: 7,8" for t, v in enumerate(UP)]
     run = one(write(tmp_path, lines)).run
     assert "length" not in run.signals and len(run.scored) == STEPS  # two numbers, not one
+
+
+def test_a_table_may_have_commas_of_thousands(tmp_path):
+    lines = ["step,reward,zero_std_groups,mean_response_tokens,kl"]
+    lines += [f'{t},{v:.3f},31.2%,"{1000 + t:,}",0.0{t}' for t, v in enumerate(UP, 1)]
+    run = one(write(tmp_path, lines)).run
+    assert run.signals["length"] == pytest.approx(1000 + np.arange(1, STEPS + 1))
+    assert set(run.signals["no_contrast"]) == {0.312} and "length" not in run.guessed
+    unclear = [line.replace(".", "") for line in lines]  # 1,475 may be one and a half
+    assert "length" not in one(write(tmp_path, unclear)).run.signals
+
+
+def test_a_count_of_groups_is_no_share_of_them():
+    table = rows(UP, zero_std_groups=31)
+    assert "no_contrast" not in diagnose_rows(table).run.signals
+
+
+def test_a_nested_tool_that_fails_is_told(tmp_path):
+    failed = np.where(np.arange(STEPS) < 40, 0.02, 0.97)
+    table = [
+        {"step": t, "reward": v, "rollout": {"tool": {"error_rate": f}}}
+        for t, (v, f) in enumerate(zip(UP, failed, strict=True))
+    ]
+    run = one(jsonl(tmp_path, table)).run
+    assert run.columns["tool_failure"] == "rollout/tool/error_rate" and not run.guessed
+    assert run.signals["tool_failure"] == pytest.approx(failed)
 
 
 def test_numbers_with_a_spread_or_a_unit(tmp_path):

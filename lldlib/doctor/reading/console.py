@@ -9,7 +9,7 @@ import json
 import re
 import warnings
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -81,9 +81,19 @@ _STEP_OF = re.compile(
     rf"^\W*(?:\[[^\]]*\]\s*)?{_COUNT}\s*/\s*[\d,]*\d\s*[|,:\]\-]|\]\s*\({_COUNT}/[\d,]*\d\)"
 )
 _BEFORE_DICT = re.compile(
-    rf"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*{_COUNT}\W*$",
+    rf"\b(?:rollout|(?:global_)?step|iter(?:ation)?|update)\s*[#:=]?\s*{_COUNT}\W*"
+    r"(?:\beval\w*\s*[:=]\s*)?$",
     re.I,
 )
+_EVALUATES = re.compile(  # a line that tells of an evaluation and of nothing else
+    r"(?:\[(?!e?val)[^\]]*+\]|[^\w\[]++|\[|\d[\d:.,T-]*+|(?:INFO|SUCCESS|WARNING|DEBUG)\b|"
+    r"[\w.]++:\d++\s+-)*+"
+    r"(?:evaluated|evaluation|eval|validated|validation|val)\b(?![/.@:=-]\w)"
+    r"(?:(?<=ated)(?: on)?\s+(?!(?:the|an?|all|at|in|on|after|model|policy|checkpoint|step)\b)"
+    r"([a-z][\w./-]*))?",
+    re.I,
+)
+_OF_EVALUATION = re.compile(r"(?:eval|val|validation|test|heldout|held_out|dev)(?:[ _/.]|$)", re.I)
 _NAMED = re.compile(r"([A-Za-z_][\w/.-]*)\s*[:=]\s*$")
 _EVAL_BAR = re.compile(r"\b(?:eval|test|valid|predict)\w*\b[^|]*\d+%\|", re.I)
 _TRAINS = re.compile(r"loss|learning|\blr\b|grad|l2_norm|kl|entropy|adv", re.I)
@@ -112,7 +122,8 @@ class Console:
     def __init__(self, name: str, wanted: Columns):
         self.wanted = wanted
         self.verl = _Rows(Log(name, "verl console log"))
-        self.dicts = _Rows(Log(name, "TRL console log"))
+        self.dicts = _Rows(Log(name, "console log"))
+        self.forms: Counter[str] = Counter()  # who prints dicts like that -> how many of them
         self.loose = _Rows(Log(name, "console log with key: value pairs"))
         self.pending: Row = {}  # a verl step that may go on in the next line
         self.waiting: Row = {}  # loose pairs that the next lines may add to
@@ -206,6 +217,8 @@ class Console:
                 continue
             values = numbers(row, self.dicts.log)
             lead, step = _NAMED.search(before), _BEFORE_DICT.search(before)
+            under = _evaluation(before) or ("eval" if lead and lead[1].startswith("eval") else "")
+            values = {_beneath(under, name): v for name, v in values.items()} if under else values
             if step and "step" not in values:
                 values["step"] = _count(step[1])
             elif lead and len(_LOOSE.findall(before)) > 0:  # the dict is one value of the line
@@ -213,6 +226,7 @@ class Console:
                 took = self._loose_row(before[: lead.start()], inside, False) or took
                 continue
             own = any(_TRAINS.search(name) for name in values)
+            self.forms[_form(before, values)] += own
             took = self.dicts.add(values | self._time(), self.wanted, own) or took
         rest = text[text.rfind("{") :] if text.rfind("{") > text.rfind("}") else ""
         opened = rest[:2] in ("{'", '{"') or rest.strip() == "{"
@@ -261,6 +275,7 @@ class Console:
         """
         row: Row = {}
         own, head = False, ""
+        under = _evaluation(line)
         pairs = list(_LOOSE.finditer(line))
         if not self.decimal:
             marks = (_mark(found[2]) for found in pairs if self._measured(found[1]))
@@ -279,8 +294,13 @@ class Console:
                 head = (
                     name.rpartition("/")[0] if _STATISTIC.fullmatch(name.rpartition("/")[2]) else ""
                 )
-            own = own or (not self.under and bool(_TRAINS.search(name)))
-            name = self._name(f"{self.under}/{name}" if self.under else name)
+            own = own or (not (under or self.under) and bool(_TRAINS.search(name)))
+            if under:
+                name = _beneath(under, name)
+                known = self._name(name)
+                name = known if known.startswith(under) else name
+            else:
+                name = self._name(f"{self.under}/{name}" if self.under else name)
             row[name] = value * read_name(name).scale
         return row, own
 
@@ -324,9 +344,11 @@ class Console:
         self._verl_row()
         self._flush()
         for rows in (self.dicts, self.loose):
-            _refuse_answers(rows)
+            _refuse_answers(rows, rows is self.dicts)
         _take_steps(self.loose)
         all_rows = (self.verl, self.dicts, self.loose)
+        form = max(self.forms, key=self.forms.__getitem__, default="")
+        self.dicts.log.format = f"{form} console log".strip()
         best = self.verl if _rewards(self.verl) else self.dicts
         if best is self.dicts and _rewards(best) <= _rewards(self.loose) // 2:
             best = self.loose
@@ -360,6 +382,30 @@ def _mark(text: str) -> str:
     if "." in text or (thousands and text.count(",") > 1):
         return "."
     return "," if text.count(",") == 1 and not thousands else ""
+
+
+def _evaluation(line: str) -> str:
+    """The group of an evaluation's numbers, `eval` or `eval/math500`; nothing for other lines."""
+    found = _EVALUATES.match(line)
+    if not found or "train" in line.lower():
+        return ""
+    return f"eval/{found[1]}" if found[1] else "eval"
+
+
+def _form(before: str, row: Row) -> str:
+    """Which framework prints a dict of the training like this, where its form tells it."""
+    if "Global step" in before:
+        return "OpenRLHF"
+    if _BEFORE_DICT.search(before):
+        return "slime" if any(name.startswith(("rollout/", "train/")) for name in row) else ""
+    return "TRL" if not row.keys().isdisjoint(("epoch", "training_loss")) else ""
+
+
+def _beneath(group: str, name: str) -> str:
+    """The name of an evaluation's number: reward is eval/reward, eval_reward stays as it is."""
+    bare = re.sub(r"^evaluation\s+", "", name, flags=re.I)
+    kept = _OF_EVALUATION.match(bare) or read_name(bare).step is not None or bare == "epoch"
+    return bare if kept else f"{group}/{bare}"
 
 
 def _seconds(text: str) -> float:
@@ -461,7 +507,7 @@ def _rewards(rows: _Rows) -> int:
     return beside or max((int((~np.isnan(v)).sum()) for v in columns.values()), default=0)
 
 
-def _refuse_answers(rows: _Rows) -> None:
+def _refuse_answers(rows: _Rows, dicts: bool) -> None:
     """Leave out rewards of single answers that stand among rows with a loss."""
     own, log = np.asarray(rows.own, dtype=bool), rows.log
     columns = _reward_columns(log)
@@ -470,7 +516,7 @@ def _refuse_answers(rows: _Rows) -> None:
     alone = max((int((~np.isnan(v) & ~own).sum()) for v in columns.values()), default=0)
     if not own.any() or not alone or own.all():
         return
-    if most >= 5 or (rows.log.format.startswith("TRL") and own.sum() >= 5 and not most):
+    if most >= 5 or (dicts and own.sum() >= 5 and not most):
         steps = np.asarray(log.columns.get("step", array("d", [NAN] * len(own))))
         passing = ~own if most else ~own & np.isnan(steps)
         drop = np.zeros(len(own), dtype=bool)

@@ -22,6 +22,7 @@ HEAD = 65_536  # bytes at the start of a file by which its format is told
 LINE = 4_000_000  # bytes of a line that are read; what follows in that line is not
 
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?:[eE][-+]?\d+)?%?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?%?")
 _FLAT = re.compile(r"\{[^{}]*\}")
 
 
@@ -176,6 +177,13 @@ def _cell(text: str, mark: str) -> str:
     return text
 
 
+def _without_thousands(row: list[str]) -> list[str]:
+    """The cells of a row, those like 1,475 without commas where a point marks its decimals."""
+    if not any("." in cell and number(cell.replace(",", "")) is not None for cell in row):
+        return row
+    return [c.replace(",", "") if _THOUSANDS.fullmatch(c.strip()) else c for c in row]
+
+
 def table(path: Path, lines: Iterable[str], mark: str, wanted: Columns) -> list[Log]:
     """A CSV: one log, or one per run where W&B's chart export has several side by side."""
     csv.field_size_limit(LINE)
@@ -193,6 +201,7 @@ def table(path: Path, lines: Iterable[str], mark: str, wanted: Columns) -> list[
     form = "W&B export (CSV)" if wandb else "CSV"
     runs = runs or {"": Log(path.name, form)}
     for row in rows:
+        row = _without_thousands(row)
         if len(row) != len(header) or row[-1].endswith("\0"):
             continue  # a last line that is cut, or one from something else
         for run, log in runs.items():

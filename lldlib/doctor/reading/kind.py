@@ -91,7 +91,7 @@ def kind_of(log: Log) -> Kind:
         return Kind("summary", f"its {log.rows} rows hold {shown}, and no step") if shown else NONE
     rewards = [*sure, *guessed]
     bare = stepless and rewards and not any(_MEAN.search(name) for name in rewards)
-    if bare and log.format.startswith("console") and not trains and not signs:
+    if bare and log.format.startswith("console log with") and not trains and not signs:
         said = f"it prints {_some(rewards)} without a step, a loss or a learning rate"
         return Kind("answers", said)
     preference = _matching(_PREFERENCE, names)

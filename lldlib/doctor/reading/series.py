@@ -102,11 +102,11 @@ def run_of(log: Log) -> LoggedRun:
     signals, columns, guessed = _signals(table, notes)
     reward = signals.get("reward", np.empty(0))
     step_name = _step_name(table, ~np.isnan(reward) if len(reward) else np.ones(log.rows, bool))
-    steps = np.arange(1.0, log.rows + 1) if step_name is None else _filled(table[step_name])
+    steps = _counted(table, log.rows) if step_name is None else _filled(table[step_name])
     every = {("signal", n): v for n, v in signals.items()} | _others(table, notes)
     if _within_epochs(steps, signals.get("epoch")):
         notes.append("steps start anew in each epoch: rows are counted instead")
-        steps, step_name = np.arange(1.0, log.rows + 1), None
+        steps, step_name = _counted(table, log.rows), None
     steps, every = _no_glitches(steps, every, notes)
     back = steps[np.flatnonzero(np.diff(steps) < 0) + 1]
     steps, every = _ordered(steps, every, notes)
@@ -189,6 +189,18 @@ def _filled(steps: Array) -> Array:
     return out
 
 
+def _counted(table: dict[str, Array], rows: int) -> Array:
+    """The number of each row, where an evaluation's own row has that of the row before it."""
+    trains, evaluates = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
+    for name, column in table.items():
+        what, known = read_name(name), ~np.isnan(column)
+        if {signal for signal, _ in what.signals} - {"epoch", "clock"} or what.part is not None:
+            trains |= known
+        elif what.heldout is not None or what.evaluated:
+            evaluates |= known
+    return np.maximum(np.cumsum(trains | ~evaluates), 1.0)
+
+
 def _within_epochs(steps: Array, epochs: Array | None) -> bool:
     """Whether steps go back only where a new epoch begins."""
     back = np.flatnonzero(np.diff(steps) < 0)
@@ -212,7 +224,7 @@ def _signals(
             (rank, name)
             for name, column in table.items()
             for signal, rank in read_name(name).signals
-            if signal == ours and np.isfinite(column).any()
+            if signal == ours and np.isfinite(column).any() and not _counts(ours, column)
         )
         named = [r for r in ranked if r[0] < GUESSED]
         ranked = named or [r for r in ranked if _may_guess(ours, table[r[1]])]
@@ -231,6 +243,12 @@ def _signals(
         signals.pop("shaped_reward", None)
         columns.pop("shaped_reward", None)
     return signals, columns, guessed
+
+
+def _counts(ours: str, column: Array) -> bool:
+    """Whether groups of one reward are counted, so that their share is unknown."""
+    known = column[np.isfinite(column)]
+    return bool(ours == "no_contrast" and known.max() > 1 and (known == np.floor(known)).all())
 
 
 def _may_guess(ours: str, column: Array) -> bool:
@@ -336,8 +354,22 @@ def _ordered(steps: Array, every: dict, notes: list[str]) -> tuple[Array, dict]:
     if not keep.all():
         at = steps[np.flatnonzero(np.diff(steps) < 0) + 1]
         shown = ", ".join(f"{s:g}" for s in at[:3])
-        notes.append(f"resumed at step {shown}: {int((~keep).sum())} rows were done again")
+        again = _done_again(steps, every.get(("signal", "reward")))
+        notes.append(f"resumed at step {shown}: {_rows(again)} {_were(again)} done again")
     return steps[keep], {k: v[keep] for k, v in every.items()}
+
+
+def _done_again(steps: Array, reward: Array | None) -> int:
+    """Rows (with a reward, if there is one) whose step stands once more behind a step back."""
+    lowest_after = np.minimum.accumulate(steps[::-1])[::-1]
+    block = np.cumsum(np.append(False, np.diff(steps) < 0))  # a step's own rows are no repeat
+    ends = np.searchsorted(block, block, side="right")
+    again = steps >= np.append(lowest_after, np.inf)[ends]
+    return int((again if reward is None else again & ~np.isnan(reward)).sum())
+
+
+def _were(count: int) -> str:
+    return "were" if count != 1 else "was"
 
 
 def _once(steps: Array, every: dict, notes: list[str]) -> tuple[Array, dict]:

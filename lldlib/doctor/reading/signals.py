@@ -84,7 +84,11 @@ SIGNALS: dict[str, Signal] = {
     "no_contrast": Signal(
         "groups of one reward",
         "share",
-        ("frac_reward_zero_std", "frac_zero_std", "skipped (true)", "skip (true)"),
+        (
+            *("frac_reward_zero_std", "frac_zero_std", "skipped (true)", "skip (true)"),
+            *("zero_std_groups", "zero_std_ratio", "zero_std_frac", "frac_zero_std_groups"),
+            *("zero_variance_groups", "frac_zero_variance", "zero_variance_ratio"),
+        ),
         "no signal: all answers of a group score alike",
     ),
     "contrast": Signal(
@@ -215,6 +219,8 @@ SIGNALS: dict[str, Signal] = {
             "resp_len",
             "episode/response_length",
             "env/all/ac_tokens_per_turn",
+            *("length/mean", "mean_response_tokens", "avg_response_tokens"),
+            *("response_tokens/mean", "mean_completion_tokens", "avg_completion_tokens"),
         ),
         "length explosion, one-token answers",
     ),
@@ -235,6 +241,8 @@ SIGNALS: dict[str, Signal] = {
             "truncated_fraction",
             "frac_truncated",
             "trunc",
+            "response_clip_ratio",  # OpenRLHF
+            *("length/truncated", "response_length/truncated", "length/clip_ratio"),
         ),
         "length explosion, a start that is broken",
     ),
@@ -299,7 +307,10 @@ SIGNALS: dict[str, Signal] = {
     "tool_failure": Signal(
         "tool failures",
         "share",
-        ("stop/tool_error", "tools/failure_frequency", "tool_error_rate", "tool_failure_rate"),
+        (
+            *("stop/tool_error", "tools/failure_frequency"),
+            *("tool_error_rate", "tool_failure_rate", "tools/error_rate", "tools/failure_rate"),
+        ),
         "a tool that died",
     ),
     "valid_format": Signal(
@@ -454,7 +465,8 @@ HELDOUT = (
     rf"{_SET}/{_SCORE}(?:/(?:mean|avg))?()",
     rf"{_SET}/(?:mean|avg)/{_SCORE}()",
     rf"{_SET}/pass(?:@|_at_)\d+()",
-    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:(?:avg|mean|maj|pass)(?:@|_at_)|pass)\d+",
+    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:avg|mean)(?:@|_at_)\d+",
+    rf"{_SET}/(?!aux/){_OF_ANSWERS}(.+)/(?:(?:maj|pass)(?:@|_at_)|pass)\d+",
     r"val_core/(.+)/(?:acc|reward|score|em|f1)/maj@\d+/mean",
 )
 # an evaluation by the name of its data set, such as slime's eval/aime: a score if its numbers are
@@ -485,7 +497,9 @@ ACCURACY = re.compile(
 )  # other trainings log it too
 GUESSED = 900  # rank of a guess
 PART = re.compile(r"rewards/(?!mean$|std$|max$|min$|chosen|rejected|margins)([^/]+?)(?:/mean)?")
-TOOL_TROUBLE = re.compile(r".*(?:timeout|failed|failure|tool_error|search_error)[a-z_]*(?:/.*)?")
+TOOL_TROUBLE = re.compile(
+    r".*(?:timeout|failed|failure|(?:tools?|search)[_/.]error)[a-z_]*(?:[/.].*)?"
+)
 _UNIT = re.compile(r"(.+?)\(([-+.\deE]+)\)")
 
 
@@ -508,6 +522,17 @@ _PLACE = {  # canonical name -> (signal, rank) of every signal that may read it
     ]
     for spelled in {canonical(n) for entry in SIGNALS.values() for n in entry.names}
 }
+# signals whose names are theirs alone, wherever in a nested path they stand
+_ANYWHERE = ("no_contrast", "length", "clipped", "tool_success", "tool_failure", "valid_format")
+_NESTED = 500  # rank of a name behind a group that says nothing; a guess has a higher one
+_OF_TOOLS = ("tool_success", "tool_failure")  # behind whatever group
+_OTHER_GROUP = re.compile(
+    r"(?:.*_)?(?:eval|val|valid[a-z]*|test|heldout|dev|tim(?:e|ing)[a-z]*|max|min|std)_.*"
+)
+_GROUPS = re.compile(
+    r"(?:(?:rollouts?|actor|policy|agent|env|environment|episode|metrics|stats|generation|tools?|"
+    r"training|train|data|batch)_)+"
+)
 _STEP = {canonical(name): place for place, name in reversed(list(enumerate(STEPS)))}
 _HELDOUT = [re.compile(re.sub(r"(?<!\?)/", "[/_]", pattern)) for pattern in HELDOUT]
 
@@ -547,7 +572,7 @@ def read_name(column: str) -> Name:
     found = tuple(_PLACE.get(bare, ())) if held is None else ()
     trouble = bool(TOOL_TROUBLE.fullmatch(spelled)) and not spelled.startswith("timing")
     return Name(
-        found or (_guess(bare) if held is None and bare not in _STEP else ()),
+        found or (_nested(bare) or _guess(bare) if held is None and bare not in _STEP else ()),
         _STEP.get(bare),
         held,
         part[1] if part and held is None else None,
@@ -556,6 +581,20 @@ def read_name(column: str) -> Name:
         held is None and bool(EVALUATED.fullmatch(spelled)) and not NO_SCORE.fullmatch(spelled),
         held is None and bool(MAY_BE_HELDOUT.fullmatch(spelled)),
     )
+
+
+def _nested(bare: str) -> tuple[tuple[str, int], ...]:
+    """What a name is behind the groups of a nested path, and before a /mean."""
+    short = re.sub(r"_(?:mean|avg|average)$", "", bare)
+    lead = _GROUPS.match(bare)
+    said = lead.end() if lead else 0
+    for at in [0, *(found.end() for found in re.finditer("_", bare))]:
+        known = _PLACE.get(bare[at:]) or _PLACE.get(short[at:]) or ()
+        of = _ANYWHERE if at <= said else _OF_TOOLS
+        found = [(signal, _NESTED + place) for signal, place in known if signal in of]
+        if found and not _OTHER_GROUP.fullmatch(bare[:at]):
+            return tuple(found)
+    return ()
 
 
 def _guess(bare: str) -> tuple[tuple[str, int], ...]:
