@@ -866,3 +866,17 @@ def test_an_llds_that_does_nothing_is_told_under_a_good_verdict(tmp_path, logged
     text = " ".join(as_text(found).split())
     assert (says is None) == ("lldlib check-llds" not in text)
     assert says is None or says in text
+
+
+def test_means_over_all_micro_batches_are_divided_by_the_share_that_counted(tmp_path):
+    rows = [
+        f"step:{i} - critic/score/mean:0.5 - actor/likelihood_positive:-0.125 - "
+        f"actor/positive_here:{0.125 if i else 0.0} - actor/llds_open_gate_share:0.2 - "
+        "actor/llds_kept_here:0.5"
+        for i in range(30)
+    ]
+    path = tmp_path / "verl.log"
+    path.write_text("\n".join(rows) + "\n")
+    signals = one(path).run.signals
+    assert np.isnan(signals["likelihood"][0]) and set(signals["likelihood"][1:]) == {-1.0}
+    assert set(signals["llds_active"]) == {0.4}

@@ -12,7 +12,7 @@ import numpy as np
 
 from lldlib.doctor.reading.kind import Kind, kind_of
 from lldlib.doctor.reading.log import Ending, Log
-from lldlib.doctor.reading.signals import GUESSED, SIGNALS, canonical, read_name
+from lldlib.doctor.reading.signals import GUESSED, PER_SHARE, SIGNALS, canonical, read_name
 
 Array = np.ndarray
 ENOUGH = 20  # rows with a reward under which nothing is said
@@ -98,6 +98,7 @@ _MANY = ("signals", "parts", "trouble", "evaluated")
 def run_of(log: Log) -> LoggedRun:
     """The run that a log tells of; what was mended is in its notes."""
     table = {name: np.asarray(column, dtype=float) for name, column in log.columns.items()}
+    _divide_by_shares(table)
     notes = [*log.notes, *(f"left out: {_rows(n)}, {why}" for why, n in log.refused.items() if n)]
     signals, columns, guessed = _signals(table, notes)
     reward = signals.get("reward", np.empty(0))
@@ -138,6 +139,14 @@ def run_of(log: Log) -> LoggedRun:
     )
     _tidy(run)
     return run
+
+
+def _divide_by_shares(table: dict[str, Array]) -> None:
+    """Means over micro-batches that had such a row, of our verl loss; in place."""
+    for name, share in PER_SHARE.items():
+        if name in table and share in table:
+            held = np.where(table[share] > 0, table[share], np.nan)
+            table[name] = table[name] / held
 
 
 def _rows(count: int) -> str:

@@ -361,7 +361,7 @@ SIGNALS: dict[str, Signal] = {
         "value of LLDS",
         "nats per token",
         (
-            "llds/value",
+            *("llds/value", "actor/llds"),
             *("actor/llds_loss", "actor/lld_loss", "actor/llds_penalty", "actor/lld_penalty"),
             *("llds_loss", "lld_loss", "llds_penalty", "lld_penalty", "loss/llds", "loss/lld"),
         ),
@@ -371,7 +371,7 @@ SIGNALS: dict[str, Signal] = {
         "share of tokens on which LLDS acts",
         "share",
         (
-            "llds/open_gate_share",
+            *("llds/open_gate_share", "actor/llds_open_gate_share"),
             *("actor/llds_active_ratio", "actor/lld_active_ratio"),
             *("llds_active_ratio", "lld_active_ratio", "llds/active_ratio", "lld/active_ratio"),
         ),
@@ -537,6 +537,14 @@ _STEP = {canonical(name): place for place, name in reversed(list(enumerate(STEPS
 _HELDOUT = [re.compile(re.sub(r"(?<!\?)/", "[/_]", pattern)) for pattern in HELDOUT]
 
 
+# verl takes a mean over all micro-batches, of which some hold no such row: the share that does
+PER_SHARE = {
+    "actor/likelihood_positive": "actor/positive_here",
+    "actor/displacement_positive": "actor/positive_here",
+    "actor/llds_open_gate_share": "actor/llds_kept_here",
+}
+
+
 @dataclass(frozen=True)
 class Name:
     """What a column may be: the signals that it can be read as, and the factor of its unit."""
@@ -549,10 +557,11 @@ class Name:
     scale: float = 1.0  # `actor/lr(1e-4)` carries a unit in its name
     evaluated: bool = False  # a number of an evaluation that is no score by its name
     may_be_heldout: bool = False  # but may be one by its values
+    share: bool = False  # of micro-batches, by which another column is divided
 
     def __bool__(self) -> bool:
         known = self.step is not None or self.heldout is not None or self.part is not None
-        return bool(self.signals) or known or self.trouble or self.evaluated
+        return bool(self.signals) or known or self.trouble or self.evaluated or self.share
 
 
 @lru_cache(maxsize=20_000)
@@ -580,6 +589,7 @@ def read_name(column: str) -> Name:
         scale,
         held is None and bool(EVALUATED.fullmatch(spelled)) and not NO_SCORE.fullmatch(spelled),
         held is None and bool(MAY_BE_HELDOUT.fullmatch(spelled)),
+        spelled in PER_SHARE.values(),
     )
 
 
