@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -108,7 +109,12 @@ def test_size_chooses_between_memory_and_disk(corpus, tmp_path, monkeypatch):
     assert isinstance(open_bm25(corpus, tmp_path / "i"), disk.DiskRetriever)
     monkeypatch.setattr(choosing, "DISK_FROM", 40)
     assert isinstance(open_bm25(corpus, None), disk.DiskRetriever)
-    assert (tmp_path / "runs" / "index" / "c.jsonl.gz").is_dir()
+    # a corpus of the same name elsewhere does not take its place
+    (tmp_path / "other").mkdir()
+    shutil.copy(corpus, tmp_path / "other")
+    open_bm25(tmp_path / "other" / corpus.name, None)
+    made = [path.name for path in (tmp_path / "runs" / "index").iterdir()]
+    assert len(made) == 2 and all(name.startswith("c.jsonl.gz-") for name in made)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="BM25 on disk needs bm25s"):
         open_bm25(corpus, None)

@@ -233,7 +233,7 @@ def test_bfloat16_weights_are_trained_in_float32(tmp_path):
     [
         ({"policy": "sparks"}, "policy cannot be turned in mid-run: start a new run for it"),
         ({"load": LoadConfig(lora_rank=4)}, "load cannot be turned"),
-        ({"data": DataConfig(misses=0.5)}, "data cannot be turned"),
+        ({"data": DataConfig(heldout_limit=5)}, "data cannot be turned"),
         ({"probe_every": 5}, "probe_every was 0 at the start"),
         ({"eval_every": 5}, "eval_every cannot be turned"),
     ],
