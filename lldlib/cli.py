@@ -479,7 +479,8 @@ class Asked:
     run: Path | None = None  # a run folder with checkpoints
     checkpoint: int | None = None  # batch of the run's checkpoint; the latest if left out
     policy: str | None = None  # built in: tiny, half_taught, sparks; or as train takes it
-    load: LoadConfig = field(default_factory=LoadConfig)  # of the policy of --policy
+    # of the policy of --policy; of a run the device alone
+    load: LoadConfig = field(default_factory=LoadConfig)
     benchmarks: Path | None = None  # folder of normalised JSONL files, or hub: Hugging Face
     tasks: tuple[str, ...] = ("all",)  # all, qa, maths, single tasks, or files of the folder
     retriever: str = "bm25"  # bm25, none, or the address of a /retrieve service

@@ -8,11 +8,9 @@ gathers into weight.jsonl.gz.
 import sys
 from pathlib import Path
 
-import torch
+from seal import train
 
 from lldlib.losses import LossInputs, preserved_mask
-from lldlib.recipes import train_config
-from lldlib.train.run import TrainingRun
 from lldlib.train.trainer import Trainer
 
 
@@ -34,21 +32,7 @@ class Counted(Trainer):
         return inputs
 
 
-def main() -> None:
-    """Train one run."""
-    torch.set_num_threads(1)
-    folder, weight, misses = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-    seed = int(sys.argv[4])
-    given = {"lr": 6e-4, "misses": misses, "eval_every": 10, "probe_every": 0}
-    given |= {"llds_coef": weight, "llds_normalizer": "all"}
-    config = train_config("llds", seed, "half_taught", checkpoint_every=0, **given)
-    name = f"method=llds,arm=all,llds_coef={weight:g},lr=0.0006,misses={misses:g},seed={seed}"
-    run = TrainingRun(config, folder / name)
-    run.trainer = Counted(run.config, run.setting.policy, run.setting.environment)
-    while run.next_batch < config.steps:
-        run.step()
-    run.writer.close()
-
-
 if __name__ == "__main__":
-    main()
+    place, weight, missed, number = Path(sys.argv[1]), *map(float, sys.argv[2:4]), int(sys.argv[4])
+    given = {"llds_coef": weight, "lr": 6e-4, "misses": missed}
+    train(Counted, place, "arm=all", number, "llds", llds_normalizer="all", **given)

@@ -7,11 +7,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import torch
+from seal import train
 
 from lldlib.losses import LossInputs
-from lldlib.recipes import train_config
-from lldlib.train.run import TrainingRun
 from lldlib.train.trainer import Trainer
 
 
@@ -23,19 +21,6 @@ class SamplersOld(Trainer):
         return dataclasses.replace(inputs, old_logp=inputs.sampler_logp)
 
 
-def main() -> None:
-    """Train one run."""
-    torch.set_num_threads(1)
-    folder, noise, seed = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    given = {"lr": 2e-4, "sampler_noise": noise, "eval_every": 10, "probe_every": 0}
-    config = train_config("grpo", seed, "half_taught", checkpoint_every=0, **given)
-    name = f"method=grpo,arm=sampler,lr=0.0002,sampler_noise={noise:g},seed={seed}"
-    run = TrainingRun(config, folder / name)
-    run.trainer = SamplersOld(run.config, run.setting.policy, run.setting.environment)
-    while run.next_batch < config.steps:
-        run.step()
-    run.writer.close()
-
-
 if __name__ == "__main__":
-    main()
+    place, noise, number = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    train(SamplersOld, place, "arm=sampler", number, lr=2e-4, sampler_noise=noise)

@@ -57,13 +57,21 @@ class Seal(Trainer):
         return norm
 
 
-def train(trainer: type[Trainer], folder: Path, arm: str, seed: int, **given: float) -> None:
-    """Train one run of 40 batches with a trainer of one's own; `arm` goes into its name."""
+def train(
+    trainer: type[Trainer],
+    folder: Path,
+    arm: str,
+    seed: int,
+    method: str = "grpo",
+    **given: float | str,
+) -> None:
+    """Train one run of 40 batches with a trainer of one's own; `arm`, numbers go into its name."""
     torch.set_num_threads(1)
-    told = ",".join(f"{name}={value:g}" for name, value in given.items())
+    numbers = {name: value for name, value in given.items() if not isinstance(value, str)}
+    told = ",".join(f"{name}={value:g}" for name, value in numbers.items())
     given |= {"eval_every": 10, "probe_every": 0}
-    config = train_config("grpo", seed, "half_taught", checkpoint_every=0, **given)
-    run = TrainingRun(config, folder / f"method=grpo,{arm},{told},seed={seed}")
+    config = train_config(method, seed, "half_taught", checkpoint_every=0, **given)
+    run = TrainingRun(config, folder / f"method={method},{arm},{told},seed={seed}")
     run.trainer = trainer(run.config, run.setting.policy, run.setting.environment)
     while run.next_batch < config.steps:
         run.step()

@@ -12,9 +12,14 @@ from typing import Literal
 
 import numpy as np
 
+from lldlib.doctor.judging.beside import heldout_fall, heldout_level, heldout_rise, moved_parts
 from lldlib.doctor.judging.levels import (
+    FALLEN,
+    HALF,
     HIGH,
     LAST,
+    RISEN,
+    SURE,
     SURER,
     Level,
     floor_of,
@@ -26,7 +31,6 @@ from lldlib.doctor.judging.levels import (
     until,
 )
 from lldlib.doctor.judging.statistics import (
-    break_at,
     means,
     noise,
     window_size,
@@ -37,13 +41,9 @@ from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 
 Verdict = Literal["healthy", "stagnating", "degrading", "collapsed", "unknown"]
 ORDER: tuple[Verdict, ...] = ("unknown", "healthy", "stagnating", "degrading", "collapsed")
-SURE = 3.5  # standard errors that a fall must have: the best window is chosen, so 2 say nothing
-RISEN = 2.5  # standard errors that a rise must have: its windows are not chosen
-FALLEN = 0.25  # share of the best score that is lost: degrading
-LOST = 0.6  # ... collapsed
+LOST = 0.6  # share of the best score that is lost: collapsed
 UNLEARNED = 0.6  # share of what was learned that is lost: degrading, whatever the score's offset
 SUNK = 0.1  # share of the best score that must be lost for that
-HALF = 0.5  # ... collapsed too, if with it nine tenths of what was learned are lost again
 LEARNED = 0.3  # share of the best score that must have been learned for that
 GAIN = 0.05  # share of its late score that a run must have won to have learned
 SHORT = 100  # rows up to which the line through all of them may show the rise as well
@@ -52,9 +52,6 @@ FOR_COLLAPSE = 30  # rows with a reward under which a fall is called degrading a
 CHANCE = -2.3  # log10 of the chance that scores in random order look as collapsed
 DEAD_ROWS = 10  # rows in a row at exactly one score
 SELDOM = 0.25  # share of the rows before that may have had that score
-HELDOUT_POINTS = 5  # evaluations under which the held-out score decides nothing
-HELDOUT_GAIN = 0.03  # share of its late value that a held-out score must have won to count
-PART_LOST = 0.4  # share of its best that a part of the reward must have lost
 DEAD_ENTROPY = 1e-6  # nats per token: the policy draws nothing any more
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
 
@@ -387,51 +384,6 @@ def blown(run: LoggedRun) -> Array:
     return np.flatnonzero(bad)
 
 
-def heldout_level(run: LoggedRun) -> tuple[float, float, float, int] | None:
-    """(best, last, share lost, row of the fall) of the held-out score; None with too few points.
-
-    Best and last are means of three evaluations; the first counts as a candidate for the best.
-    """
-    rows = np.flatnonzero(np.isfinite(run.heldout))
-    if len(rows) < HELDOUT_POINTS:
-        return None
-    values = run.heldout[rows]
-    mean = means(values, 3)
-    top = int(np.argmax(mean))
-    floor = min(0.0, float(values.min()))
-    share = (mean[top] - mean[-1]) / max(mean[top] - floor, 1e-12)
-    fall = top + break_at(values[top:]) if len(values) - top >= 6 else len(values) - 3
-    return float(mean[top]), float(mean[-1]), float(share), int(rows[min(fall, len(rows) - 1)])
-
-
-def heldout_fall(run: LoggedRun) -> tuple[float, float, float, int] | None:
-    """`heldout_level` where a large share is lost, by far more than one evaluation's noise."""
-    found = heldout_level(run)
-    if found is None or found[2] < FALLEN:
-        return None
-    values = run.heldout[np.isfinite(run.heldout)]
-    apart = np.abs(np.diff(values)) / math.sqrt(2)
-    spread = np.median(apart) / 0.6745  # as of a normal distribution
-    if found[2] < HALF:  # a lesser fall must also stand out from the larger moves
-        spread = max(spread, apart.mean() / 0.7979)
-    return None if found[0] - found[1] < SURE * spread * math.sqrt(2 / 3) else found
-
-
-def moved_parts(run: LoggedRun) -> tuple[dict[str, Level], dict[str, Level]]:
-    """The parts of the reward that fell and those that rose, both far beyond their noise."""
-    falls, rises = {}, {}
-    for name, values in run.parts.items():
-        known = values[np.isfinite(values)]
-        if len(known) < 2 * ENOUGH or known.max() - known.min() < 1e-9:
-            continue
-        now = level(known, min(0.0, float(known.min())))
-        if now.fall >= SURE + 1 and now.lost >= PART_LOST:
-            falls[name] = now
-        elif now.rise >= SURE + 1:
-            rises[name] = now
-    return falls, rises
-
-
 def _held_out(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
     """The held-out score fell, whatever the training reward does."""
     found = heldout_fall(run)
@@ -520,21 +472,6 @@ def _by_heldout(run: LoggedRun, said: str) -> Judgement | None:
         "Healthy: the held-out score rises by more than its noise; the training reward does not."
     )
     return Judgement("healthy", "held-out rise", sentence, (rise, said))
-
-
-def heldout_rise(run: LoggedRun) -> str | None:
-    """The rise of the held-out score in words, where it is over its noise."""
-    values = run.heldout[np.isfinite(run.heldout)]
-    if len(values) < HELDOUT_POINTS:
-        return None
-    first, last = float(values[:3].mean()), float(values[-3:].mean())
-    line = slope(values)
-    if line < RISEN or last - first < HELDOUT_GAIN * abs(last):
-        return None
-    return (
-        f"held-out score ({run.heldout_name}): {first:.3g} at the start, {last:.3g} lately, "
-        f"{line:.1f} standard errors over {len(values)} evaluations"
-    )
 
 
 def _dip(run: LoggedRun, scores: Array, floor: float) -> tuple[str, ...]:

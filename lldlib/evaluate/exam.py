@@ -53,8 +53,8 @@ class Exam:
         """The answers to the slice of `questions` that the limit leaves, those on disk included.
 
         Raises ValueError where an answer on disk belongs to another question of the same id, or was
-        judged by other golden answers, and
-        BlockingIOError where another exam writes into the folder.
+        judged by other golden answers, and BlockingIOError where another exam writes into the
+        folder.
         """
         with closing(Held(self.folder)):
             return self._ask(task, questions, progress)

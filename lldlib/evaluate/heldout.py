@@ -85,19 +85,20 @@ class PermutedControl:
 def policy_of(run: Run, checkpoint: int | None, device: str | None = None) -> Policy:
     """The policy of a run as it was before batch `checkpoint`; None takes the latest checkpoint.
 
-    On a device of one's choice; None takes the run's, or the CPU where that is not here. Raises
-    FileNotFoundError if there is no such checkpoint.
+    On `device`; None takes the run's, or the CPU where that is not here. Raises FileNotFoundError
+    if there is no such checkpoint, and ValueError for a device that is not here.
     """
     tensors, _ = run.load_checkpoint(checkpoint)
     config = train_config_from(run.config)
+    load = config.load if device is None else replace(config.load, device=device)
     try:
-        check_device(device or config.load.device)
+        check_device(load.device)
     except ValueError as error:
         if device is not None:
             raise
         logger.warning("%s: the policy is asked on the CPU", error)
-        device = "cpu"
-    policy = load_as(config.policy, replace(config.load, device=device or config.load.device))
+        load = replace(load, device="cpu")
+    policy = load_as(config.policy, load)
     prefix = "model."
     weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     policy.model.load_state_dict(weights, strict=False)  # tied and frozen weights are not in there

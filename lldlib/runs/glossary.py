@@ -242,7 +242,7 @@ GLOSSARY: dict[str, Metric] = {
     "update/left_out": Metric(
         "rows left out",
         "rows of the batch that no update sees, as a reward of their group or a log-prob of theirs "
-        "is not finite",
+        "is not finite, or the search tool was down for one of their group",
         "rows",
         "0",
     ),

@@ -110,10 +110,10 @@ class Trainer:
         self.rollout.tool = split.tool
         questions = rng.sample(split.questions, self.config.rollout.problems)
         episodes, batch = self._ask(questions, "sampling")
-        cut = [episode.stop is StopReason.TOOL_ERROR for episode in episodes]
-        if sum(cut) > sum(episode.valid_searches > 0 for episode in episodes):
+        cut = sum(_lost_its_tool(episodes))
+        if cut > sum(episode.valid_searches > 0 for episode in episodes):
             raise ConnectionError(
-                f"the search tool was down for {sum(cut)} of the {len(cut)} rollouts of batch "
+                f"the search tool was down for {cut} of the {len(episodes)} rollouts of batch "
                 f"{self.step_index}: start it, then go on with --resume"
             )
         return episodes, batch
@@ -130,8 +130,8 @@ class Trainer:
         )
         batch = collate(episodes).to(self.device)
         rewards = self._trained_on(batch.rewards, purpose)
-        cut = [episode.stop is StopReason.TOOL_ERROR for episode in episodes]
-        rewards[torch.tensor(cut, device=rewards.device)] = math.nan  # no group of theirs teaches
+        cut = torch.tensor(_lost_its_tool(episodes), device=rewards.device)
+        rewards[cut] = math.nan  # no group of theirs teaches
         return episodes, dataclasses.replace(batch, rewards=rewards)
 
     def _trained_on(self, rewards: Float[Tensor, " B"], purpose: str) -> Float[Tensor, " B"]:
@@ -373,6 +373,11 @@ class Trainer:
 
     def _seed(self, purpose: str) -> int:
         return seed_for(purpose, self.config.seed, self.step_index)
+
+
+def _lost_its_tool(episodes: list[Episode]) -> list[bool]:
+    """Whether each ended because the search tool was down."""
+    return [episode.stop is StopReason.TOOL_ERROR for episode in episodes]
 
 
 def _finite_mean(values: list[Float[Tensor, ""]]) -> float:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lldlib.doctor.judge import SURE, Judgement, blown, heldout_fall, moved_parts
-from lldlib.doctor.judging.levels import floor_of, level, top_of
+from lldlib.doctor.judge import Judgement, blown
+from lldlib.doctor.judging.beside import heldout_fall, moved_parts
+from lldlib.doctor.judging.levels import SURE, floor_of, level, top_of
 from lldlib.doctor.judging.statistics import noise, trailing, values_of, window_size
 from lldlib.doctor.reading.series import ENOUGH, Array, LoggedRun
 

@@ -15,6 +15,10 @@ from lldlib.doctor.judging.statistics import (
 )
 from lldlib.doctor.reading.series import Array, LoggedRun
 
+SURE = 3.5  # standard errors that a fall must have: the best window is chosen, so 2 say nothing
+RISEN = 2.5  # standard errors that a rise must have: its windows are not chosen
+FALLEN = 0.25  # share of the best score that is lost: degrading
+HALF = 0.5  # ... collapsed, if with it nine tenths of what was learned are lost again
 SIDES = 0.8  # share of the rows before a collapse that lie over the middle, and after it under it
 LAST = 10  # rows at the end that count by themselves: a long run dies in as few rows as a short one
 DEEPER = 2.5  # standard errors that they must lie under the last tenth
