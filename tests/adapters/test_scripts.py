@@ -1,6 +1,5 @@
 """`lldlib script`: what it writes runs as it stands, on the CPU, with a tiny model."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -27,10 +26,13 @@ def written(name: str, folder: Path) -> Path:
 
 
 def loaded(script: Path) -> ModuleType:
-    """The script as a module of this process."""
-    spec = importlib.util.spec_from_file_location("made", script)
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    return module
+    """The script as it stands, as a module of this process.
+
+    Python's import would take two texts of one length and second for the same.
+    """
+    code, made = compile(script.read_text(encoding="utf-8"), script, "exec"), ModuleType("made")
+    exec(code, vars(made))
+    return made
 
 
 def one_hop() -> list[WorldQuestion]:
