@@ -160,7 +160,7 @@ SHUFFLED = Recipe(
         "max_tokens": 160,
     },
     loss={"llds_preserve": "positive"},
-    weights={"llds_coef": 0.5},  # the paper's 0.2 lives here too, and learns less (data/atlas)
+    weights={"llds_coef": 0.5},  # the paper's 0.2 lives here too, and ended lower (data/atlas)
     best_rate=2e-4,
     demo_rate=1.2e-3,
 )

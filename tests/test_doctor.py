@@ -11,6 +11,7 @@ import pytest
 from matplotlib.text import Text
 
 from lldlib.doctor.judge import judge
+from lldlib.doctor.judging.warnings import evidence, useful
 from lldlib.doctor.live import (
     Collapsed,
     Watcher,
@@ -600,6 +601,32 @@ def test_a_tool_that_died_hides_what_it_caused():
         )
     )
     assert [p.key for p in found.patterns] == ["tool"] and not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("signals", "said"),
+    [
+        ({"displacement/correct_token": lambda t: -0.2 if t > 30 else 0.01}, "rang before"),
+        ({"displacement/correct_token": lambda t: 0.01}, "none of the warnings rang"),
+        ({"actor/entropy": 0.4}, "no series of this log has warned"),
+    ],
+    ids=["rang", "silent", "unwatched"],
+)
+def test_first_warning_says_what_could_warn(signals, said):
+    text = as_text(diagnose_rows(rows(FALLS, **signals)))
+    assert said in " ".join(text.partition("First warning")[2].split())
+
+
+def test_only_warnings_that_beat_chance_are_useful():
+    """Each kept one rang before falls more often than in runs that lived, by 2 standard errors."""
+    assert [warning.name for warning in useful()] == ["updates cost"]
+    kept = evidence()["warnings"]["updates cost"]
+    rates = kept["warned"] / kept["fell"], kept["false"] / kept["lived"]
+    spread = sum(
+        rate * (1 - rate) / count
+        for rate, count in zip(rates, (kept["fell"], kept["lived"]), strict=True)
+    )
+    assert rates[0] - rates[1] > 2 * math.sqrt(spread)
 
 
 @pytest.mark.parametrize("turns", [{}, {"num_turns/mean": 2}], ids=["no turns", "two each"])

@@ -8,8 +8,9 @@ number is found anew from the runs, so the script is run again whenever they are
 
 import argparse
 import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -34,7 +35,8 @@ OUT = ROOT / "lldlib" / "doctor" / "evidence.json"
 SAME = ("main", "longer", "longest")  # studies that run the same runs on: the longest counts
 TUNED = ("-seed0", "-seed1", "-seed2")  # of the atlas: these runs are in its search as well
 # settings that train nothing
-SIDE = ("eval_every", "checkpoint_every", "probe_every", "policy", "steps", "seed")
+SIDE = ("eval_every", "checkpoint_every", "probe_every", "policy", "exam_half", "steps", "seed")
+MORE = 2.0  # standard errors by which a warning must ring more often before falls than elsewhere
 RARE = 0.1  # share of living runs in which a warning may ring that is said of a living run
 LLDS = "LLDS, arXiv 2512.04220"
 TOY = "on this project's toy models of 0.4 million weights, not on yours"
@@ -149,6 +151,9 @@ def odds(warning: ringing.EarlyWarning, groups: Sequence[list[LoggedRun]]) -> di
     leads = [fact[0] - row for (fact, x) in tried if (row := _ahead(fact, x)) is not None]
     warned, false = sum(fell), sum(lived)
     share, wrong = warned / max(len(fell), 1), false / max(len(lived), 1)
+    rings = (warned + false) / max(len(fell) + len(lived), 1)
+    spread = rings * (1 - rings) * (1 / max(len(fell), 1) + 1 / max(len(lived), 1))
+    use = share - wrong > MORE * math.sqrt(spread)
     return {
         "threshold": threshold,
         "fell": len(fell),
@@ -156,8 +161,8 @@ def odds(warning: ringing.EarlyWarning, groups: Sequence[list[LoggedRun]]) -> di
         "lead": median(leads) if leads else 0,
         "lived": len(lived),
         "false": false,
-        "use": share > wrong,
-        "rare": share > wrong and wrong <= RARE,
+        "use": use,
+        "rare": use and wrong <= RARE,
     }
 
 
@@ -253,18 +258,25 @@ def study(folder: str, **wanted: str) -> list[LoggedRun]:
     return found
 
 
-def searched(**wanted: str) -> list[LoggedRun]:
-    """The atlas's runs with exactly these settings, one a seed; the search's own come first."""
+def searched(**wanted: str) -> dict[str, LoggedRun]:
+    """The atlas's runs with exactly these settings, by seed; the search's own come first."""
     found = {}
     for file in ("search", "later", "methods"):
         for name, run in runs_of(ATLAS / f"{file}.jsonl.gz").items():
             settings = dict(p.split("=", 1) for p in name.split(","))
             if {k: v for k, v in settings.items() if k not in SIDE} == wanted:
                 found.setdefault(settings["seed"], run)
-    return list(found.values())
+    return found
 
 
-def outcome(runs: Sequence[LoggedRun]) -> str:
+def hot(arm: str, **wanted: str) -> list[LoggedRun]:
+    """The twenty seeds of an arm at the hot rate: ten of the study, ten of its test."""
+    first = [run for n, run in folders(ATLAS / "main").items() if f"/{arm}-seed" in n]
+    test = searched(method=arm, lr="0.001", **wanted).items()
+    return first + [run for seed, run in test if int(seed) >= len(first)]
+
+
+def outcome(runs: Collection[LoggedRun]) -> str:
     """`collapses in 3 of 3, 0.02 at the end`: what the runs came to."""
     if not runs:
         return "not recorded"
@@ -276,25 +288,29 @@ def outcome(runs: Sequence[LoggedRun]) -> str:
 
 def remedies() -> dict[str, dict[str, str]]:
     """What each remedy did here, or the source that says so; every number from the runs."""
-    seeds = folders(ATLAS / "main").items()
-    grpo, llds = ([r for n, r in seeds if f"/{arm}-seed" in n] for arm in ("grpo", "llds"))
+    grpo, llds = outcome(hot("grpo")), outcome(hot("llds", llds_coef="0.5"))
+    more = runs_of(ATLAS / "limits.jsonl.gz").items()  # at 6e-4, on other seeds of the planets
     rates = {
-        text: outcome(searched(method="grpo", lr=rate))
+        text: outcome(
+            [*searched(method="grpo", lr=rate).values()]
+            + [run for name, run in more if f"arm=plain,lr={rate},misses=0," in name]
+        )
         for text, rate in (("6e-4", "0.0006"), ("4e-4", "0.0004"), ("2e-4", "0.0002"))
     }
     updates = {
-        u: outcome(searched(method="grpo", lr="0.001", updates_per_batch=u))
+        u: outcome(searched(method="grpo", lr="0.001", updates_per_batch=u).values())
         for u in ("1", "4", "8")
     }
-    hot = study("phase", method="grpo", lr="0.0032") + study("phase", method="llds", lr="0.0032")
-    cool = outcome(searched(method="llds", llds_coef="0.5", lr="0.0002"))
-    weak = outcome(searched(method="llds", llds_coef="0.2", lr="0.001"))
+    steep = study("phase", method="grpo", lr="0.0032") + study("phase", method="llds", lr="0.0032")
+    cool = outcome(searched(method="llds", llds_coef="0.5", lr="0.0002").values())
+    weak = outcome(searched(method="llds", llds_coef="0.2", lr="0.001").values())
     table = {
         "llds": (
             "Add LLDS, a penalty on likelihood that correct answers lose within a batch (weight "
-            "0.2; in verl policy_loss.loss_mode=llds, in TRL LLDGRPOTrainer)",
-            f"{TOY}: at a hot rate, 1e-3, with GRPO {outcome(grpo)}; with LLDS at "
-            f"weight 0.5 {outcome(llds)}, at 0.2 {weak}. At 2e-4 with GRPO {rates['2e-4']}; "
+            "0.2, or 0.5 at a rate that kills GRPO; in verl policy_loss.loss_mode=llds, in TRL "
+            "LLDGRPOTrainer)",
+            f"{TOY}: at a hot rate, 1e-3, with GRPO {grpo}; with LLDS at "
+            f"weight 0.5 {llds}, at 0.2 {weak}. At 2e-4 with GRPO {rates['2e-4']}; "
             f"with LLDS {cool}. So a lower rate alone does more",
             "one more pass without gradient a batch, and one weight to set",
             f"data/atlas/README.md; {LLDS}",
@@ -309,7 +325,7 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "lower lr": (
             "Lower the learning rate, to a half or a fifth",
-            f"{TOY}: with GRPO at 1e-3 {outcome(grpo)}; "
+            f"{TOY}: with GRPO at 1e-3 {grpo}; "
             + "; ".join(f"at {rate} {said}" for rate, said in rates.items()),
             "slower learning",
             "data/atlas/README.md",
@@ -319,7 +335,7 @@ def remedies() -> dict[str, dict[str, str]]:
             "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
             f"{TOY}: with GRPO at 1e-3, by updates per batch of 320 rows, "
             + "; ".join(f"{u}: {said}" for u, said in updates.items())
-            + f"; 16: {outcome(grpo)}",
+            + f"; 16: {grpo}",
             "more rollouts for as many updates",
             "data/atlas/settings.md",
         ),
@@ -393,7 +409,7 @@ def remedies() -> dict[str, dict[str, str]]:
             "Raise the learning rate (by 3 to 10), or train longer; check that it has not decayed "
             "to 0 and that the adapters are trained",
             "the KL of this log is near 0: the policy is still the one it began as",
-            f"a step that is too large ends runs; {TOY}: at 8 times the rate {outcome(hot)}",
+            f"a step that is too large ends runs; {TOY}: at 8 times the rate {outcome(steep)}",
             "this log; data/first_world/README.md",
         ),
         "kl out": (

@@ -162,7 +162,7 @@ def answer_weight_schedule(
 
 
 DUAL_UP, DUAL_DOWN = 5.0, 0.5  # lambda gained for each nat per token over the target, lost under it
-DUAL_LIMIT = 1.0  # there LLDS does harm of its own: one of two runs sagged (data/atlas)
+DUAL_LIMIT = 1.0  # there LLDS does harm of its own: two of four runs sagged (data/atlas)
 
 
 def dual_weight(weight: float, moved: float, target: float) -> float:

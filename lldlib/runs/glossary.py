@@ -45,7 +45,7 @@ GLOSSARY: dict[str, Metric] = {
         "entropy",
         "mean over action tokens of -sum_v p_v log p_v",
         NATS,
-        "falls slowly or holds; a sudden rise marks the collapse, near 0 exploration is over",
+        "falls slowly or holds; a sudden rise can come with a collapse, near 0 exploration is over",
     ),
     "policy/sampler_gap": Metric(
         "sampler gap",
@@ -61,7 +61,7 @@ GLOSSARY: dict[str, Metric] = {
         "gradient norm",
         "largest L2 norm before clipping over the batch's updates",
         "norm",
-        "steady, now and then a peak; peaks of many times its mean come with the collapse",
+        "steady, with single peaks, in runs that live too",
     ),
     "grad/norm_mean": Metric(
         "mean gradient norm",
@@ -87,7 +87,7 @@ GLOSSARY: dict[str, Metric] = {
         "incorrect responses",
         "token mean of logp over the batch's incorrect responses, before its updates",
         NATS,
-        "rises with the correct ones, which stay above it; a widening gap feeds the spiral",
+        "rises with the correct ones, which stay above it",
     ),
     "likelihood/official": Metric(
         "likelihood as the official code logs it",
@@ -100,7 +100,7 @@ GLOSSARY: dict[str, Metric] = {
         "correct responses, action k",
         "token mean of logp over the k-th action of correct responses, before the updates",
         NATS,
-        "the first action stays above the second",
+        "either action may lie higher, in runs that live too",
     ),
     # -- displacement by the batch's updates ---------------------------------------------------
     "displacement/correct": Metric(
@@ -168,7 +168,7 @@ GLOSSARY: dict[str, Metric] = {
         "displacement, action k",
         "mean over correct responses with a k-th action of its mean new_logp - old_logp",
         NATS,
-        "above 0; the first action usually falls first",
+        "around 0; in our runs the first action lost least",
     ),
     "displacement/share_fallen": Metric(
         "fallen responses",

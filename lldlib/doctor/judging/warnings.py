@@ -182,6 +182,17 @@ WHILE_LEARNING = ("entropy up", "entropy down", "longer answers", "shorter answe
 NOW = 10  # rows at the end in which a warning must ring to be said of a run that lives
 
 
+def useful() -> list[EarlyWarning]:
+    """The warnings that on recorded runs rang before falls more often than chance."""
+    odds = evidence()["warnings"]
+    return [warning for warning in WARNINGS if odds.get(warning.name, {"use": False})["use"]]
+
+
+def watched(run: LoggedRun) -> bool:
+    """Whether the log has a series that a useful warning reads."""
+    return any(np.isfinite(warning.strength(run)).any() for warning in useful())
+
+
 def rings(run: LoggedRun, verdict: str, fall: int | None) -> list[Ring]:
     """The warnings that rang, the earliest first.
 
@@ -190,11 +201,11 @@ def rings(run: LoggedRun, verdict: str, fall: int | None) -> list[Ring]:
     """
     fell = verdict in ("degrading", "collapsed")
     found = []
-    for warning in WARNINGS if verdict != "unknown" else ():
+    for warning in useful() if verdict != "unknown" else ():
         if verdict == "healthy" and warning.name in WHILE_LEARNING:
             continue
-        kept = evidence()["warnings"].get(warning.name, {"use": False})
-        if not kept["use"] or not (fell or kept["rare"]):
+        kept = evidence()["warnings"][warning.name]
+        if not (fell or kept["rare"]):
             continue
         strength = warning.strength(run)
         row = first_row(strength, kept["threshold"])

@@ -12,7 +12,7 @@ import numpy as np
 from lldlib.doctor.judge import Judgement
 from lldlib.doctor.judging.advice import Advice
 from lldlib.doctor.judging.statistics import trailing, window_size
-from lldlib.doctor.judging.warnings import evidence
+from lldlib.doctor.judging.warnings import evidence, watched
 from lldlib.doctor.pages.diagnosis import Diagnosis
 from lldlib.doctor.reading.log import printable
 from lldlib.doctor.reading.series import ENOUGH, LoggedRun
@@ -23,6 +23,11 @@ COUNTED = ("fall", "dead floor", "learned", "at the top", "no trend")  # rules w
 UNREAD = 1.1  # times the rows that were read from which on the file holds more
 SHARED = 2.2  # values per step from which on steps are crowded
 ANSWERS = "What it wrote"  # the section on answers
+NO_RING = "none of the warnings rang before the fall"
+UNWATCHED = (
+    "no series of this log has warned of falls more often than chance on recorded runs; what a "
+    "batch's updates cost right answers has (displacement/correct_token)"
+)
 TOY = "nearly all are toy models of 0.4 million weights"
 SILENT = ("epoch", "clock", "step_time")  # signals that a page does not list
 
@@ -120,7 +125,7 @@ def sections(found: Diagnosis) -> list[tuple[str, list[str]]]:
     if found.warnings:
         out.append(("First warning", _warning_lines(found)))
     elif judged.verdict in ("degrading", "collapsed") and judged.row is not None:
-        out.append(("First warning", ["none of the warnings rang before the fall"]))
+        out.append(("First warning", [NO_RING if watched(found.run) else UNWATCHED]))
     if found.answers is not None:
         out.append((ANSWERS, found.answers.lines() + found.answers.pairs()))
     lines = [f"{p.title}: {p.evidence}. Rule: {p.rule}." for p in found.patterns]
