@@ -230,13 +230,13 @@ def rivals() -> None:
         ]
         for (name, misses, rate), seeds in found(("rivals.jsonl.gz",), key).items()
     ]
-    for planets, names, shown in (("", GRID, (0,)), (", older planets", OLDER, range(3))):
+    for planets, names in (("", GRID), (", older planets", OLDER)):
         for (misses, kept, coef, rate), seeds in weighed(*names).items():
             if kept != A_POSITIVE or rate not in RIVAL_RATES or misses not in (0, 0.35):
                 continue
             if coef not in (0.0, 0.2, 0.5):
                 continue
-            own = {seed: seeds[seed] for seed in shown if seed in seeds}
+            own = {seed: seeds[seed] for seed in range(3) if seed in seeds}
             name = (f"LLDS {coef:g}" if coef else "GRPO") + planets
             rows.append(
                 [
@@ -249,29 +249,33 @@ def rivals() -> None:
 
 
 def paired() -> None:
-    """Rivals with misses .35 at 2e-4: each seed's end, and paired differences."""
+    """Rivals at 2e-4, with misses .35 and without: each seed's end, and paired differences."""
 
     def key(given):
         name = "keep" if "keep_mixed" in given else given["method"]
-        return NAMES[given.get("arm", name)], given.get("misses"), float(given["lr"])
+        name = NAMES[given.get("arm", name)]
+        return name, float(given.get("misses", 0)), float(given["lr"])
 
-    arms = {
-        name: seeds
-        for (name, misses, rate), seeds in found(("rivals.jsonl.gz",), key).items()
-        if misses == "0.35" and rate == RIVAL_RATES[0]
-    }
-    plain, kept = (weighed(*GRID)[0.35, A_POSITIVE, coef, RIVAL_RATES[0]] for coef in (0.0, 0.2))
-    rows = []
-    for name, seeds in {"GRPO": plain, "LLDS .2": kept, **arms}.items():
-        row = [name, *(f"{exam(seeds[seed]):.2f}" for seed in sorted(seeds))]
-        row += [f"{fmean(exam(own, k) for own in seeds.values()):.2f}" for k in (SAMPLED, GREEDY)]
-        row.append("; ".join(fates(seeds)))
-        for base in (plain, kept):
-            differences = [exam(seeds[s]) - exam(base[s]) for s in sorted(seeds)]
-            row.append(interval(differences) if len(seeds) > 2 and seeds is not base else "")
-        rows.append([*row, f"{-mean(seeds, DRIFT, 10):.3f}"])
-    head = ["method", "seed 0", "1", "2", "mean", "greedy", "collapse", "minus GRPO"]
-    print(markdown_table([*head, "minus LLDS .2", "drift, first ten batches"], rows))
+    runs, bases = found(("rivals.jsonl.gz",), key), weighed(*GRID)
+    for misses in (0.35, 0.0):
+        place = misses, A_POSITIVE
+        own = {"GRPO": bases[*place, 0.0, RIVAL_RATES[0]]}
+        kept = bases.get((*place, 0.2, RIVAL_RATES[0]), {})
+        own |= {"LLDS .2": kept} if kept else {}
+        arms = own | {n: run for (n, *at), run in runs.items() if at == [misses, RIVAL_RATES[0]]}
+        rows = []
+        for name, seeds in arms.items():
+            row = [name, *(f"{exam(seeds[seed]):.2f}" for seed in sorted(seeds))]
+            for k in (SAMPLED, GREEDY):
+                row.append(f"{fmean(exam(run, k) for run in seeds.values()):.2f}")
+            row.append("; ".join(fates(seeds)))
+            for base in own.values():
+                differences = [exam(seeds[s]) - exam(base[s]) for s in sorted(seeds)]
+                row.append(interval(differences) if seeds is not base else "")
+            rows.append([*row, f"{-mean(seeds, DRIFT, 10):.3f}"])
+        head = ["method", "seed 0", "1", "2", "mean", "greedy", "collapse"]
+        head += [f"minus {name}" for name in own]
+        print(f"misses {misses:g}\n{markdown_table([*head, 'drift, first ten batches'], rows)}")
 
 
 FROM = 100  # the batch from which a long run is described
