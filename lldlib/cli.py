@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: out of GPU memory: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        say("stopped; what is written can be resumed", file=sys.stderr)
+        say("stopped", file=sys.stderr)
         return 130
 
 
@@ -336,8 +337,8 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
 def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/warmstart")) -> int:
     """Make a searcher of the atlas, from nothing or --start, by training on noisy demonstrations.
 
-    Takes some minutes on one core. --start smollm2 teaches SmolLM2 to look up one thing and answer,
-    and sets the other flags for it.
+    Takes 13 minutes on a quiet core, and keeps nothing if it is stopped. --start smollm2 teaches
+    SmolLM2 to look up one thing and answer, and sets the other flags for it.
 
     Args:
         out: a new folder for the policy
@@ -385,10 +386,14 @@ def prepare(
     say(made.report(name, out, made.prepare(name, files, out, heldout=heldout)))
     corpus = out / "corpus.jsonl" if (out / "corpus.jsonl").is_file() else "FILE"
     if (out / "train.jsonl").is_file():
-        data = f"--data.train {out}/train.jsonl --data.heldout {out}/heldout.jsonl"
-        say(f"next: lldlib train --policy MODEL {data} --data.corpus {corpus} --dry-run")
+        parts = shlex.join(
+            ["--data.train", f"{out}/train.jsonl", "--data.heldout", f"{out}/heldout.jsonl"]
+        )
+        parts += f" --data.corpus {shlex.quote(str(corpus))}"
+        say(f"next: lldlib train --policy MODEL {parts} --dry-run")
     elif name != "wiki18":
-        asked = f"--benchmarks {out} --tasks heldout --corpus {corpus} --out runs/exam"
+        asked = f"--benchmarks {shlex.quote(str(out))} --tasks heldout "
+        asked += f"--corpus {shlex.quote(str(corpus))} --out runs/exam"
         say(f"no train file, so nothing to train on; next: lldlib evaluate --policy MODEL {asked}")
     return 0
 
@@ -752,7 +757,7 @@ def _function(name: str) -> Callable[..., Any]:
             sys.path.insert(0, "")  # the folder where the command runs
             module = importlib.import_module(place)
         found = reduce(getattr, attribute.split("."), module)
-    except Exception as error:  # whatever a stranger's module raises
+    except (Exception, SystemExit) as error:  # whatever a stranger's module raises
         raise ValueError(f"cannot import {name}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"{name} is no function but {type(found).__name__}")

@@ -56,6 +56,13 @@ class Foreign(str):
         return super().__new__(cls, clean(text))
 
 
+def missing(path: Path) -> str:
+    """What is wrong with a path that is no file."""
+    if path.is_dir():
+        return f"{path} is a folder: give a file"
+    return f"{path}: no such file; check the path"
+
+
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
     """Yield ("file:line", object) for every non-empty line.
 
@@ -64,7 +71,7 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[str, dict]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; check the path")
+        raise FileNotFoundError(missing(path))
     with reading(path), (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
         for number, line in enumerate(lines_of(lines, path), start=1):
             where = f"{path}:{number}"

@@ -292,3 +292,24 @@ def test_what_cannot_be_called_is_one_line(name, message, capsys):
     assert main(["check-llds", name]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("import sys\nsys.exit(0)\n", (), "cannot import mine.py:f: SystemExit: 0"),
+        (
+            "def f(model):\n    pass\n",
+            ("--signature", "trl-trainer"),
+            "builds no trainer: TypeError",
+        ),
+        ("def f():\n    return {}['x']\n", ("--signature", "trl-trainer"), "builds no trainer"),
+    ],
+    ids=["exits", "wants a model", "fails"],
+)
+def test_code_that_stops_is_no_promise_kept(text, flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(text)
+    assert main(["check-llds", "mine.py:f", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -227,3 +227,14 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_a_script_is_written_over_no_file(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("important")
+    assert main(["script", "trl-search", "--out", str(tmp_path / "notes.txt")]) == 2
+    assert "exists" in error_of(capsys) and (tmp_path / "notes.txt").read_text() == "important"
+
+
+def test_a_page_of_runs_needs_no_widgets():
+    blocked = "import sys; sys.modules['ipywidgets'] = None; import lldlib.show.spiral"
+    assert subprocess.run([sys.executable, "-c", blocked], check=False).returncode == 0

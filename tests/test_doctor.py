@@ -151,6 +151,8 @@ def test_run_folders_and_folders_of_logs(tmp_path):
         (tmp_path / name / "config.json").write_text("{}")
         lines = [json.dumps({"step": t, "reward/mean": v}) for t, v in enumerate(RISES)]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    cells = [{"seed": n, "lr": 1e-3, "end_reward": v} for n, v in enumerate(FALLS)]
+    (tmp_path / "sweep.json").write_text(json.dumps(cells))  # a row a run, no log
     found = diagnose(tmp_path)
     assert [(one.run.name, one.run.format) for one in found] == [
         ("a", "lldlib run folder"),

@@ -364,6 +364,13 @@ def test_a_kill_before_the_rename_leaves_no_checkpoint(folder, monkeypatch):
     assert [step for step, _ in Run(folder).checkpoints] == [1, 2]
 
 
+def test_whoever_reads_a_run_reads_its_checkpoints(folder):
+    late = write_run(folder, 1).checkpoint(1, {"w": torch.ones(4)}, {})
+    assert (
+        len({(late / name).stat().st_mode for name in ("state.json", "tensors.safetensors")}) == 1
+    )
+
+
 @pytest.mark.parametrize("damage", ["no state", "no tensors", "cut state", "cut tensors"])
 def test_a_half_written_checkpoint_is_skipped_with_a_warning(folder, caplog, damage):
     writer = write_run(folder, 1)

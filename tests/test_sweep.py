@@ -101,7 +101,7 @@ def test_values_take_the_type_of_their_field():
         (["seed"], "not of the form"),
         (["seed="], "not of the form"),
         (["seed=0", "seed=1"], "twice"),
-        (["lambda=1"], "cannot vary 'lambda'"),
+        (["lambda=1"], "unknown setting of the grid 'lambda'"),
         (["loss=1"], "cannot vary 'loss'"),
         (["seed=x"], "seed=x: use a whole number"),
         (["llds_gate=word"], "llds_gate=word: use action, response, token"),

@@ -7,7 +7,7 @@ import torch
 from test_explore import case
 
 from lldlib.doctor.live import uploaded
-from lldlib.show.tokens import TokenView
+from lldlib.show.says import TokenView
 from lldlib.show.widgets import GateExplorer, ProxyExplorer
 from lldlib.types import TokenInfo
 

@@ -174,7 +174,11 @@ def _called(
     if signature == "verl-policy-loss":
         return functools.partial(_verl, function)
     if signature == "trl-trainer":
-        return TrainerCall(function())
+        try:
+            return TrainerCall(function())
+        except Exception as error:  # whatever a stranger's trainer raises
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the function builds no trainer: {what}") from error
     return functools.partial(_default, function, {"gate": gate, "preserve": preserve})
 
 

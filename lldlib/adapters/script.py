@@ -24,6 +24,8 @@ def script(name: tyro.conf.Positional[Name], out: Path | None = None) -> int:
     text = files("lldlib.adapters").joinpath("scripts", f"{name}.txt").read_text("utf-8")
     if out is None:
         sys.stdout.write(text)
+    elif out.exists():
+        raise FileExistsError(f"{out} exists: give another file, or remove it first")
     else:
         write_whole(out, text)
     return 0

@@ -35,6 +35,7 @@ LOGS = (
     *("*.log", "*.txt", "*.out", "*.csv", "*.tsv", "*.jsonl", "*.json", "*tfevents*", "*.gz"),
     *("*.wandb", "*.ipynb"),
 )
+OURS = ("sweep.json", "summary.json")  # beside run folders: a row a run, not a step
 BROKEN = (OSError, EOFError, UnicodeError, csv.Error, gzip.zlib.error)
 
 
@@ -149,6 +150,8 @@ def _files(folder: Path) -> list[Path]:
         return [folder / "trainer_state.json"]
     found = {file for pattern in LOGS for file in folder.glob(pattern) if file.is_file()}
     inner = [sub for sub in folder.iterdir() if sub.is_dir() and not sub.is_symlink()]
+    if any((sub / "metrics.jsonl").is_file() for sub in inner):
+        found -= {folder / name for name in OURS}
     last: list[Path] = []  # a checkpoint's state holds that of the ones before it
     for sub in sorted(filter(_checkpoint, inner), key=_checkpoint):
         last = _files(sub) or last

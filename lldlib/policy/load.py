@@ -8,6 +8,7 @@ import copy
 import importlib.util
 import json
 import re
+import shutil
 import tempfile
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -155,6 +156,8 @@ def save_policy(policy: Policy, path: Path) -> None:
         try:
             policy.model.save_pretrained(path)
             policy.tokenizer.save_pretrained(path)
+            for weights in Path(path).glob("*.safetensors"):  # written for the owner alone
+                shutil.copymode(Path(path) / "config.json", weights)
         except Exception as error:
             if type(error) not in (SafetensorError, Exception):  # tokenizers has no type of its own
                 raise

@@ -179,6 +179,7 @@ class RunWriter:
                 fresh.mkdir(parents=True)
                 save_file(copies, fresh / TENSORS)
                 (fresh / STATE).write_text(json.dumps(state), encoding="utf-8")
+                shutil.copymode(fresh / STATE, fresh / TENSORS)  # safetensors' is the owner's alone
             except (OSError, SafetensorError) as error:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise OSError(str(error)) from error
@@ -484,6 +485,8 @@ def _is_whole(folder: Path) -> bool:
         load_json((folder / STATE).read_bytes())
         with safe_open(folder / TENSORS, framework="pt"):  # checks the file's length
             return True
+    except PermissionError:
+        raise
     except (OSError, ValueError, SafetensorError):
         return False
 

@@ -4,8 +4,11 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ipywidgets
+
 from lldlib.runs.folder import Run
-from lldlib.show.tokens import LOGP, TokenView, page_token, record_tokens
+from lldlib.show.colouring import COLOURINGS
+from lldlib.show.tokens import LOGP, Tokens, page_token, record_tokens, token_page, token_tip
 
 Record = Mapping[str, Any]
 
@@ -23,6 +26,18 @@ STYLE = """<style>
 .lab-two .t:hover, .lab-two .t:focus {outline: 2px solid #D55E00}
 .lab-two .t:hover .tip, .lab-two .t:focus .tip {display: block}
 </style>"""
+
+
+class TokenView(ipywidgets.HTML):
+    """Trajectories painted by log-prob, by change, by open gate or by Lp-Reg's protection.
+
+    `rows` are (title, tokens); a colouring of which no token has the number is left out. Hover over
+    a token, or reach it with Tab, for its numbers: plain HTML and CSS, which needs no kernel.
+    `height` is in pixels. Raises ValueError without tokens.
+    """
+
+    def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
+        super().__init__(token_page(rows, height, COLOURINGS, token_tip))
 
 
 def transcripts(records: Mapping[str, Mapping[str, Any]], height: int = 320) -> TokenView:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import ipywidgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lldlib.show.colouring import (
     CHANGE,
-    COLOURINGS,
     GATE,
     LOGP,
     NO,
@@ -30,7 +28,7 @@ from lldlib.show.style import SMALL, WIDTH
 from lldlib.types import Episode, TokenInfo
 
 # a colouring is chosen where tokens are shown, so it can be had from here too
-__all__ = ["CHANGE", "GATE", "LOGP", "NO", "NONE", "PROTECTION", "YES", "TokenView"]
+__all__ = ["CHANGE", "GATE", "LOGP", "NO", "NONE", "PROTECTION", "YES"]
 __all__ += ["episode_tokens", "paint", "record_tokens", "signed", "token_figure", "token_page"]
 __all__ += ["page_token", "token_panel", "token_tip"]
 LETTERS = 76  # of a line of the figure; more do not fit in its width
@@ -180,18 +178,6 @@ BY_MODE = """
 OTHERS = "dotted, hatched, in italics: not the policy's words"
 
 
-class TokenView(ipywidgets.HTML):
-    """Trajectories painted by log-prob, by change, by open gate or by Lp-Reg's protection.
-
-    `rows` are (title, tokens); a colouring of which no token has the number is left out. Hover over
-    a token, or reach it with Tab, for its numbers: plain HTML and CSS, which needs no kernel.
-    `height` is in pixels. Raises ValueError without tokens.
-    """
-
-    def __init__(self, rows: Sequence[tuple[str, Tokens]], height: int):
-        super().__init__(token_page(rows, height, COLOURINGS, token_tip))
-
-
 def token_page(
     rows: Sequence[tuple[str, Tokens]],
     height: int,
@@ -199,7 +185,7 @@ def token_page(
     tip: Callable[[TokenInfo], str],
     more: str = "",
 ) -> str:
-    """The HTML of a TokenView; `tip` is the text of a token's box, `more` further rules of style.
+    """The HTML of trajectories; `tip` is the text of a token's box, `more` further rules of style.
 
     In those rules ID is the class of the view. Raises ValueError without tokens.
     """

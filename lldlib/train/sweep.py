@@ -25,7 +25,14 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from lldlib.config import DataConfig, LossConfig, RolloutConfig, TrainConfig, train_config_from
+from lldlib.config import (
+    DataConfig,
+    LossConfig,
+    RolloutConfig,
+    TrainConfig,
+    train_config_from,
+    unknown,
+)
 from lldlib.files import write_json, writing
 from lldlib.losses.objective import REGULARIZERS
 from lldlib.policy.load import check_name
@@ -300,7 +307,9 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[Any]]:
             raise ValueError(f"grid item {item!r} is not of the form name=value,value")
         if name in grid:
             raise ValueError(f"the grid names {name} twice: list all its values in one item")
-        hint = hints.get(name)
+        if name not in hints:
+            raise ValueError(unknown("setting of the grid", name, hints))
+        hint = hints[name]
         kinds = typing.get_args(hint) or (hint,)
         one = typing.get_origin(hint) is not tuple
         if not (one and all(isinstance(kind, str) or kind in _KINDS for kind in kinds)):

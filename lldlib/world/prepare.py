@@ -16,6 +16,7 @@ from typing import Any
 
 from lldlib.files import (
     load_json,
+    missing,
     open_text,
     read_jsonl,
     reading,
@@ -190,7 +191,7 @@ def official_rows(path: Path) -> Iterator[Row]:
     Raises FileNotFoundError for a missing file, and ValueError for one of another form.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; check the path")
+        raise FileNotFoundError(missing(path))
     if ".parquet" in path.suffixes:
         yield from _parquet(path)
         return
@@ -276,7 +277,7 @@ def _questions(source: Source, files: list[Path], out: Path, heldout: int) -> Co
         keys = sorted(parts["train"])
         if len(keys) <= heldout:
             raise ValueError(
-                f"{len(keys)} questions, of which {heldout} would be held out: lower it"
+                f"{len(keys)} questions, of which {heldout} would be held out: lower --heldout"
             )
         for key in random.Random(HELD_OUT_SEED).sample(keys, heldout):
             parts["heldout"][key] = parts["train"].pop(key)

@@ -7,7 +7,7 @@ from lldlib.config import data_dir
 from lldlib.runs.folder import Run
 from lldlib.show.lab import LiveLab
 from lldlib.show.predict import DrawPrediction, Predict
-from lldlib.show.tokens import TokenView
+from lldlib.show.says import TokenView
 from lldlib.train.live import Replay, live
 from lldlib.types import TokenInfo
 
