@@ -142,7 +142,7 @@ def copy(tmp_path) -> Path:
 def test_a_new_term_is_three_files_and_leaves_no_trace(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(copy))
     before = ask(copy, tmp_path / "before")
-    assert "'nll_coef': use a field of config.py" in before["cells"]
+    assert "unknown setting of the grid 'nll_coef'" in before["cells"]
 
     assert len(carry_out("A new regularizer", copy)) == 3
     check_style(copy, "lldlib/losses")
