@@ -62,7 +62,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, lines, message):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such file"):
         load_questions(tmp_path / "none.jsonl")
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match="is a folder: give a file"):
         load_questions(tmp_path)
 
 
