@@ -30,8 +30,9 @@ def loaded(script: Path) -> ModuleType:
 
     Python's import would take two texts of one length and second for the same.
     """
-    code, made = compile(script.read_text(encoding="utf-8"), script, "exec"), ModuleType("made")
-    exec(code, vars(made))
+    made = ModuleType("made")
+    made.__file__ = str(script)
+    exec(compile(script.read_text(encoding="utf-8"), script, "exec"), vars(made))
     return made
 
 
