@@ -304,8 +304,14 @@ def test_what_cannot_be_called_is_one_line(name, message, capsys):
             "builds no trainer: TypeError",
         ),
         ("def f():\n    return {}['x']\n", ("--signature", "trl-trainer"), "builds no trainer"),
+        (
+            "def f():\n    exit(0)\n",
+            ("--signature", "trl-trainer"),
+            "builds no trainer: SystemExit",
+        ),
+        ("def f(*given):\n    exit(0)\n", (), "cannot be called: SystemExit: 0"),
     ],
-    ids=["exits", "wants a model", "fails"],
+    ids=["exits", "wants a model", "fails", "builder exits", "loss exits"],
 )
 def test_code_that_stops_is_no_promise_kept(text, flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

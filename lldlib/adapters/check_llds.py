@@ -115,7 +115,7 @@ def check_llds(
     ordinary = rows(("aaaaa", [4, 6, 2, 8, 4], 1), ("aa.aa ", [2, 4, 9, 2, 6], -1))
     try:
         seen = call(ordinary)
-    except Exception as error:  # whatever a stranger's code raises
+    except (Exception, SystemExit) as error:  # whatever a stranger's code raises
         hint = f"; {HINT}" if signature == "default" else ""
         raise ValueError(f"cannot be called: {type(error).__name__}: {error}{hint}") from error
     subject = Subject(call, gate, preserve, float(seen.grad.abs().max()))
@@ -176,7 +176,7 @@ def _called(
     if signature == "trl-trainer":
         try:
             return TrainerCall(function())
-        except Exception as error:  # whatever a stranger's trainer raises
+        except (Exception, SystemExit) as error:  # whatever a stranger's trainer raises
             what = f"{type(error).__name__}: {error}"
             raise ValueError(f"the function builds no trainer: {what}") from error
     return functools.partial(_default, function, {"gate": gate, "preserve": preserve})
@@ -372,7 +372,7 @@ def _promises(subject: Subject) -> Iterator[Promise]:
     for name, says, check, needs_term in CHECKS:
         try:
             wrong = dead if dead and needs_term else check(subject)
-        except Exception as error:  # whatever a stranger's code raises
+        except (Exception, SystemExit) as error:  # whatever a stranger's code raises
             wrong = f"it raises {type(error).__name__}: {' '.join(str(error).split())}"
         yield Promise(name, says, not wrong, wrong)
 
