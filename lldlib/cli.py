@@ -589,9 +589,9 @@ def _benchmarks(asked: Asked) -> int:
     check(asked.load, "load.")
     folder = None if str(asked.benchmarks) == "hub" else asked.benchmarks
     tasks = find_tasks(asked.tasks, folder)
+    questions = [load_benchmark(t, folder) if folder else load_from_hub(t) for t in tasks]
     if any(task.kind == "maths" for task in tasks):
         need_math_verify()
-    questions = [load_benchmark(t, folder) if folder else load_from_hub(t) for t in tasks]
     if any(task.kind == "qa" for task in tasks):
         retriever = open_retriever(asked.retriever, asked.corpus, asked.index)
     else:  # maths is answered without search

@@ -603,6 +603,9 @@ def test_a_tool_that_died_hides_what_it_caused():
         )
     )
     assert [p.key for p in found.patterns] == ["tool"] and not found.warnings
+    warned = " ".join(as_text(found).partition("First warning")[2].split())
+    assert "not looked for: the tool died" in warned
+    assert "rang before" not in warned and "has warned" not in warned
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,17 @@ def test_missing_metrics_are_named(tmp_path):
     assert len(named(likelihood)) == 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_gradients_that_are_all_zero_are_drawn(tmp_path):
+    writer = RunWriter.create(tmp_path / "a", {"method": "grpo", "seed": 0})
+    for step in range(3):
+        writer.metrics(step, {"reward/mean": 0.0, "grad/norm": 0.0})
+    writer.close()
+    gradient = curves.collapse_figure({"GRPO": [Run(tmp_path / "a")]}).axes[3]
+    low, high = gradient.get_ylim()
+    assert low < 0 < high and any(line.get_ydata()[0] == 0 for line in gradient.lines)
+
+
 def test_a_run_without_a_batch_can_be_drawn(tmp_path):
     figure = curves.collapse_figure({"GRPO": [make_run(tmp_path / "a", dies=True, batches=0)]})
     assert "reward/mean was not logged" in texts(figure.axes[0])

@@ -233,6 +233,10 @@ def test_limited_moves_at_cooler_rates(monkeypatch):
     assert "A limit falls short of LLDS at cooler rates, perhaps by chance." in README
 
 
+NINETEENTH = "result-of-the-nineteenth-rule-2026-11-29"
+ALL_NINE = "result-of-the-seventeenth-rule-all-nine-arms-with-misses-2026-11-29"
+
+
 def test_what_an_epsilon_does_and_how_500_batches_end():
     """The thirteenth rule of smaller_step.md and the twelfth of long_misses.md."""
     gathered, ends = script("atlas/collect.py").gathered, defaultdict(list)
@@ -255,8 +259,17 @@ def test_what_an_epsilon_does_and_how_500_batches_end():
     mean, between = told.split(" ", 1)
     place = "data/atlas/long_misses.md#result-of-the-twelfth-rule-2026-11-28"
     assert f"500 batches | 5e-5 | 2e-4 | 3 | GRPO [{mean}]({place}) {between} |" in README
-    alone = " and ".join(f"{100 * end:.0f}" for end in ends["cool llds"])
-    assert f"has {alone} % (two seeds)" in README
+    alone = "{}, {} and {} %".format(*(f"{100 * end:.0f}" for end in ends["cool llds"]))
+    assert f"[LLDS there](data/atlas/long_misses.md#{NINETEENTH}) {alone}." in README
+    pairs = {}
+    for given, rows in gathered("uncertain.jsonl.gz"):
+        tested = given.get("exam_half") == "test" and given["lr"] == "0.0001"
+        if tested and given["misses"] == "0.35" and given.get("llds_coef", "0.5") == "0.5":
+            end = fmean([row[SCORE] for row in rows if SCORE in row][-2:])
+            pairs.setdefault(given["seed"], {})[given["method"]] = end
+    gaps = [pair["grpo"] - pair["llds"] for pair in pairs.values()]
+    place = f"data/atlas/uncertain.md#{ALL_NINE}"
+    assert len(gaps) == 10 and f"[LLDS .5 ends {two(fmean(gaps))} lower]({place})" in README
 
 
 def test_the_world_of_sparks():

@@ -65,7 +65,9 @@ def collapse_figure(arms: Arms) -> Figure:
     phases, rung = phases_of(first), alarm_of(first)
     figure = Figure(figsize=(WIDTH, 9), layout="constrained")
     reward, likelihood, entropy, gradient = figure.subplots(4, 1, sharex=True)
-    gradient.set_yscale("log")
+    norms = [value for runs in arms.values() for r in runs for value in r.series("grad/norm")[1]]
+    if not norms or max(norms) > 0:  # a run without a reward may have no gradient at all
+        gradient.set_yscale("log")
     bold = {"seeds": True, "line": "-"}
     metric_panel(reward, arms, "reward/mean", "mean reward", **bold)
     likelihood_panel(likelihood, arms)

@@ -28,6 +28,7 @@ UNWATCHED = (
     "no series of this log has warned of falls more often than chance on recorded runs; what a "
     "batch's updates cost right answers has (displacement/correct_token)"
 )
+TOOL_DIED = "not looked for: the tool died, and the warnings are of a policy that goes wrong"
 TOY = "nearly all are toy models of 0.4 million weights"
 SILENT = ("epoch", "clock", "step_time")  # signals that a page does not list
 
@@ -125,7 +126,7 @@ def sections(found: Diagnosis) -> list[tuple[str, list[str]]]:
     if found.warnings:
         out.append(("First warning", _warning_lines(found)))
     elif judged.verdict in ("degrading", "collapsed") and judged.row is not None:
-        out.append(("First warning", [NO_RING if watched(found.run) else UNWATCHED]))
+        out.append(("First warning", [_silence(found)]))
     if found.answers is not None:
         out.append((ANSWERS, found.answers.lines() + found.answers.pairs()))
     lines = [f"{p.title}: {p.evidence}. Rule: {p.rule}." for p in found.patterns]
@@ -207,6 +208,13 @@ def _missing(name: str) -> str:
     if name == "heldout":
         return "a held-out score (without it a reward that is gamed cannot be told)"
     return f"{SIGNALS[name].title} (for {SIGNALS[name].needed_for})"
+
+
+def _silence(found: Diagnosis) -> str:
+    """Why no warning is told of a run that fell."""
+    if any(p.key == "tool" for p in found.patterns):
+        return TOOL_DIED
+    return NO_RING if watched(found.run) else UNWATCHED
 
 
 def _warning_lines(found: Diagnosis) -> list[str]:
