@@ -269,7 +269,7 @@ def test_what_an_epsilon_does_and_how_500_batches_end():
             pairs.setdefault(given["seed"], {})[given["method"]] = end
     gaps = [pair["grpo"] - pair["llds"] for pair in pairs.values()]
     place = f"data/atlas/uncertain.md#{ALL_NINE}"
-    assert len(gaps) == 10 and f"[LLDS .5 ends {two(fmean(gaps))} lower]({place})" in README
+    assert len(gaps) == 10 and f"[LLDS .5 is {two(fmean(gaps))} lower]({place})" in README
 
 
 def test_the_world_of_sparks():

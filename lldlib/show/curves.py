@@ -66,7 +66,7 @@ def collapse_figure(arms: Arms) -> Figure:
     figure = Figure(figsize=(WIDTH, 9), layout="constrained")
     reward, likelihood, entropy, gradient = figure.subplots(4, 1, sharex=True)
     norms = [value for runs in arms.values() for r in runs for value in r.series("grad/norm")[1]]
-    if not norms or max(norms) > 0:  # a run without a reward may have no gradient at all
+    if not norms or any(value > 0 for value in norms):  # without a reward all may be 0
         gradient.set_yscale("log")
     bold = {"seeds": True, "line": "-"}
     metric_panel(reward, arms, "reward/mean", "mean reward", **bold)

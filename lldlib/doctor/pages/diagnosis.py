@@ -1,5 +1,6 @@
 """Everything that a page says of one run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +52,16 @@ class Diagnosis:
         return None if self.judged.row is None else self.run.hours_after(self.judged.row)
 
 
+def tool_died(found: Iterable[Pattern]) -> bool:
+    """Whether one of these patterns is a tool that died: then no warning is looked for."""
+    return any(pattern.key == "tool" for pattern in found)
+
+
 def diagnose_run(run: LoggedRun) -> Diagnosis:
     """Judge a run, and find its signs, warnings, patterns and advice."""
     run = without_glitches(run)
     judged, shown = judge(run), signs(run)
     found = patterns(run, judged)
-    hidden = any(p.key == "tool" for p in found)
-    rung = () if hidden else tuple(rings(run.sure, judged.verdict, judged.row))
+    rung = () if tool_died(found) else tuple(rings(run.sure, judged.verdict, judged.row))
     tried = advice(run, judged.verdict, [(p.key, p.title) for p in found], shown)
     return Diagnosis(run, judged, rung, tuple(found), tuple(tried), tuple(shown))

@@ -13,7 +13,7 @@ from lldlib.doctor.judge import Judgement
 from lldlib.doctor.judging.advice import Advice
 from lldlib.doctor.judging.statistics import trailing, window_size
 from lldlib.doctor.judging.warnings import evidence, watched
-from lldlib.doctor.pages.diagnosis import Diagnosis
+from lldlib.doctor.pages.diagnosis import Diagnosis, tool_died
 from lldlib.doctor.reading.log import printable
 from lldlib.doctor.reading.series import ENOUGH, LoggedRun
 from lldlib.doctor.reading.signals import SIGNALS, read_name
@@ -212,7 +212,7 @@ def _missing(name: str) -> str:
 
 def _silence(found: Diagnosis) -> str:
     """Why no warning is told of a run that fell."""
-    if any(p.key == "tool" for p in found.patterns):
+    if tool_died(found.patterns):
         return TOOL_DIED
     return NO_RING if watched(found.run) else UNWATCHED
 
