@@ -6,14 +6,16 @@ import what takes seconds when they run.
 
 import hashlib
 import importlib.util
+import io
 import json
 import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from json import dumps as as_json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,7 +40,15 @@ from lldlib.config import (
     unknown,
 )
 from lldlib.files import claim, new_folder, refuse_foreign, shown, write_json, write_whole
-from lldlib.hints import check_command, claim_pages, command, ending, resume_hint
+from lldlib.hints import (
+    check_command,
+    claim_pages,
+    command,
+    ending,
+    program,
+    resume_hint,
+    wrong_flags,
+)
 from lldlib.recipes import METHODS, start_config, train_config
 from lldlib.seeds import seed_for
 
@@ -68,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler.setFormatter(Plain("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
-        return tyro.extras.subcommand_cli_from_dict(
-            commands(arguments), args=arguments, prog="lldlib", description=ABOUT
-        )
+        return parsed(arguments)()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in TRAIN:
             raise
@@ -92,6 +100,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("stopped", file=sys.stderr)
         return 130
+
+
+def parsed(arguments: Sequence[str]) -> Callable[[], int]:
+    """The command with its flags, not yet called; ValueError, in one line, for wrong flags."""
+    if not arguments:
+        raise ValueError(f"name a command: {', '.join(commands([]))}; see {program()} --help")
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            return _read(commands(arguments), arguments)
+    except SystemExit as left:
+        if not left.code:
+            raise
+    text = io.StringIO()
+    with redirect_stdout(text), suppress(SystemExit):
+        _read(commands([]), [*(word for word in arguments[:1] if word[0] != "-"), "--help"])
+    raise ValueError(wrong_flags(arguments, text.getvalue(), box.getvalue()))
+
+
+def _read(found: Mapping[str, Callable[..., int]], arguments: Sequence[str]) -> Callable[[], int]:
+    later = {name: _later(call) for name, call in found.items()}
+    return tyro.extras.subcommand_cli_from_dict(
+        later, args=arguments, prog="lldlib", description=ABOUT
+    )
+
+
+def _later(call: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+    """The same flags and help, and what it gives is the call itself, still to be made."""
+    if isinstance(call, partial):
+        return partial(_later(call.func), **call.keywords)
+
+    @wraps(call)
+    def later(*values: Any, **named: Any) -> Callable[[], int]:
+        return partial(call, *values, **named)
+
+    return later
 
 
 class Plain(logging.Formatter):
@@ -186,15 +230,15 @@ def demo(
         policy: "half_taught" learns in the shuffled atlas, "tiny" is the first world's searcher,
             "sparks" adds up in the world of sparks; or a policy's folder, for the first world
     """
+    if not seeds:
+        raise ValueError("no seeds: give at least one, such as --seeds 0 1")
+    require("steps", steps, Count)
+    require("jobs", jobs, Count)
     from lldlib.policy.load import BUILT_IN
     from lldlib.show.curves import collapse_figure
     from lldlib.show.style import save
     from lldlib.train import demo as study
 
-    if not seeds:
-        raise ValueError("no seeds: give at least one, such as --seeds 0 1")
-    require("steps", steps, Count)
-    require("jobs", jobs, Count)
     if policy not in BUILT_IN and not Path(policy).exists():  # seen here, not in every worker
         raise ValueError(f"{unknown('policy', policy, BUILT_IN)} (or a policy's folder)")
     claim(out, "demo", *(f"{arm}-seed*" for arm in study.NAMES), "figure.png", "summary.json")
@@ -232,6 +276,7 @@ def train(
         resume: go on with the run in --out by its own settings; a larger --steps extends it
         dry_run: train two batches, keep nothing, and say what the run takes: memory and hours
     """
+    config.check()  # before what takes seconds
     from lldlib.runs.folder import Run, refuse_run
     from lldlib.train.run import TrainingRun, run_with_bar
 
@@ -318,10 +363,10 @@ def sweep(grid: tuple[str, ...], out: Path, jobs: int = CORES) -> int:
         out: folder for the runs and sweep.json
         jobs: runs at the same time; one core each
     """
+    require("jobs", jobs, Count)
     from lldlib.runs.summary import summary_table
     from lldlib.train.sweep import SUMMARY, check_cells, grid_cells, parse_grid, sweep
 
-    require("jobs", jobs, Count)
     found = parse_grid(grid)
     check_cells(grid_cells(found, out))
     claim(out, "sweep", "method=*", SUMMARY)
@@ -343,12 +388,12 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/w
     Args:
         out: a new folder for the policy
     """
+    config.check()
     from lldlib.policy.load import save_policy
     from lldlib.train.supervised import warm_start
     from lldlib.world.atlas import World
 
     _one_thread()
-    config.check()
     claim(out, "warmstart")
     policy = warm_start(World.load(), config)
     with new_folder(out) as fresh:
@@ -412,6 +457,8 @@ def sft(
         out: the run folder
         resume: go on with the run in --out, by the settings saved there
     """
+    if not resume:
+        config.check()
     from lldlib.train.supervised import SftRun
 
     if not config.files and not resume:
@@ -451,13 +498,13 @@ def fit(
         reference: the loss has a KL to the reference policy
         move_limit: each update is limited, as by train's --move-limit
     """
-    from lldlib.policy.load import LoraSettings
-    from lldlib.policy.memory import Shape, estimate
-
     require("gpu", gpu, Positive)
     for name, value in {"rows": rows, "rollouts": rollouts, "tokens": tokens}.items():
         require(name, value, Count)
     check(load, "load.")
+    from lldlib.policy.load import LoraSettings
+    from lldlib.policy.memory import Shape, estimate
+
     found = estimate(
         policy,
         gpu,
@@ -525,12 +572,16 @@ def evaluate(asked: Annotated[Asked, Bare]) -> int:
     permuted; a searcher that reads answers from the permuted passages, one that remembers gives the
     true answers.
     """
-    from lldlib.runs.folder import Run
-
     if (asked.run is None) == (asked.policy is None):
         raise ValueError("name what to evaluate: either --run DIR or --policy NAME")
     if asked.run is None and asked.checkpoint is not None:
         raise ValueError("--checkpoint belongs to --run: a policy has no checkpoints")
+    if asked.benchmarks is not None and asked.out is None:
+        raise ValueError("name a folder for the predictions: --out DIR")
+    asked.exam.check()
+    check(asked.load, "load.")
+    from lldlib.runs.folder import Run
+
     if asked.run is not None and asked.checkpoint is None:  # settled here: the run may go on
         asked = replace(asked, checkpoint=max(dict(Run(asked.run).checkpoints), default=None))
     if asked.benchmarks is not None:
@@ -583,10 +634,6 @@ def _benchmarks(asked: Asked) -> int:
     from lldlib.world.answers import need_math_verify
     from lldlib.world.benchmarks import find_tasks, load_benchmark, load_from_hub
 
-    if asked.out is None:
-        raise ValueError("name a folder for the predictions: --out DIR")
-    asked.exam.check()
-    check(asked.load, "load.")
     folder = None if str(asked.benchmarks) == "hub" else asked.benchmarks
     tasks = find_tasks(asked.tasks, folder)
     questions = [load_benchmark(t, folder) if folder else load_from_hub(t) for t in tasks]

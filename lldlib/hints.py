@@ -1,9 +1,12 @@
 """What the command line says beside its results: near names, endings, how to go on."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from glob import escape
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from lldlib.config import unknown
@@ -26,6 +29,25 @@ def check_command(arguments: Sequence[str], known: Iterable[str]) -> None:
     """ValueError for a first argument that is no command, with the near ones."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
         raise ValueError(f"{unknown('command', arguments[0], known)}; see {program()} --help")
+
+
+def wrong_flags(arguments: Sequence[str], known: str, box: str) -> str:
+    """What is wrong with the flags of a command, in one line.
+
+    `known` is the command's help, `box` what the parser of the flags said.
+    """
+    flags = sorted(set(re.findall(r"--[a-z][\w.-]*", known)))
+    given = (word.partition("=")[0] for word in arguments if word.startswith("--"))
+    lost = [flag for flag in given if flag.replace("_", "-") not in flags]
+    if lost:
+        near = get_close_matches(lost[0], flags, cutoff=0.7)
+        told = f"unknown flag {lost[0]}" + (f": did you mean {' or '.join(near)}?" if near else "")
+    else:
+        _, *lines = (line.strip("│╰╯ ") for line in box.splitlines())  # without the title
+        inside = dropwhile(lambda line: not line.strip("-"), lines)  # without UTF-8 a rule follows
+        told = " ".join(takewhile(lambda line: line.strip("─-"), inside))
+    name = [word for word in arguments[:1] if not word.startswith("-")]
+    return f"{told.rstrip('.')}; see {command(*name, '--help')}"
 
 
 def resume_hint(out: Path, name: str = "train") -> str:

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,51 @@ def test_a_setting_without_a_meaning_is_one_line_before_anything_is_written(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a command: demo, train, evaluate"),
+        (["--hlep"], "unknown flag --hlep: did you mean --help?; see python -m lldlib --help"),
+        (["train", "--stepz", "3"], "unknown flag --stepz: did you mean --steps?; see python -m"),
+        (["train", "--lora-rank=3"], "unknown flag --lora-rank: did you mean --load.lora-rank?"),
+        (["train", "--zzzz"], "unknown flag --zzzz; see python -m lldlib train --help"),
+        (["train", "--steps", "abc"], "Error parsing --steps: invalid literal"),
+        (["train", "--method"], "Missing value for argument '--method'"),
+        (["train", "extra"], "Unrecognized options: extra; see"),
+        (["train", "--loss.llds_gate", "tokn"], "invalid choice 'tokn' for argument"),
+        (["report", "x"], "Missing from lldlib report: --out PATH"),
+        (["script", "foo"], "Expected one of ('trl-search', 'verl-search'); see"),
+    ],
+)
+@pytest.mark.parametrize(("columns", "utf8"), [("40", True), ("200", False)])
+def test_a_wrong_flag_is_one_line_that_names_the_near_ones(
+    arguments, said, columns, utf8, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("tyro._fmtlib._FORCE_UTF8_BOXES", utf8, raising=False)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_flags_and_values_are_seen_before_pytorch_is_loaded(tmp_path):
+    code = (
+        "import sys; from lldlib.cli import main\n"
+        "for line in sys.argv[1:]: assert main(line.split()) == 2\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    lines = [
+        *("train --stepz 3", "train --steps -3", "demo --jobs 0", "sft --files x --lr inf"),
+        *("warmstart --batch 0", "fit --policy tiny --gpu -1", "sweep --grid x --out s --jobs 0"),
+        "evaluate --policy tiny --benchmarks x --out y --rows 0",
+    ]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, *lines], cwd=tmp_path, env=env)
+    assert done.returncode == 0
 
 
 def test_make_lab_opens_the_first_notebook_also_for_root():

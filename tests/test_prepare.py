@@ -289,6 +289,12 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
             '[{"_id": "a", "question": "b", "answer": "c", "supporting_facts": {"title": ["d"]}}]',
             r"row 0: not of HotpotQA \(KeyError: 'sentences'\)",
         ),
+        (
+            "nq",
+            "train.json",
+            '[{"question": "a", "answer": "b", "supporting_facts": [], "context": []}]',
+            r"row 0: not of Natural Questions, open \(ValueError: it has paragraphs, as HotpotQA",
+        ),
         ("hotpotqa", "train.json", "[", "not JSON"),
         (
             "hotpotqa",

@@ -122,6 +122,8 @@ def _musique(row: Row) -> Row | None:
 
 def _nq(row: Row) -> Row | None:
     """NQ-open's own lines, FlashRAG's, or a row of Search-R1's parquet files."""
+    if "supporting_facts" in row or "paragraphs" in row:
+        raise ValueError("it has paragraphs, as HotpotQA, 2Wiki and MuSiQue do")
     answers = row.get("answer", row.get("golden_answers"))
     if answers is None and "reward_model" in row:
         answers = row["reward_model"]["ground_truth"]["target"]
