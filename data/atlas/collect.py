@@ -3,7 +3,8 @@
     python data/atlas/collect.py runs/sweep/* --out data/atlas/search.jsonl.gz
 
 The file has a line a batch: the name of the run's folder, which spells its settings, and every
-logged metric. Lines of a run that it holds already are replaced. Only whole runs are taken.
+logged metric but the parts of the batch's time, whose sum stays. Lines of a run that it holds
+already are replaced. Only whole runs are taken.
 """
 
 import argparse
@@ -26,6 +27,7 @@ KEYS = {  # columns of the row that are means over ten batches
 }
 CHOSEN = {"updates_per_batch": 16, "rewards": "true", "llds_target": None, "steps": 40}
 PROBLEMS = 64
+LEFT_OUT = {"time/rollout", "time/score", "time/update"}
 ABOUT = ("run", "step")  # what a line holds beside its metrics
 COLUMNS = ("run", "batches", *KEYS, "EM start", "EM every ten, sampled/greedy", "collapse")
 
@@ -101,7 +103,11 @@ def main() -> None:
     given = parser.parse_args()
     runs = [Run(path) for path in given.runs if (path / "config.json").is_file()]
     whole = [run for run in runs if len(run.metrics) == run.config["steps"]]
-    new = [{"run": run.path.name} | metrics for run in whole for metrics in run.metrics]
+    new = [
+        {"run": run.path.name} | {k: v for k, v in metrics.items() if k not in LEFT_OUT}
+        for run in whole
+        for metrics in run.metrics
+    ]
     merge_jsonl(given.out, new, lambda row: row["run"])
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for run in whole:
