@@ -32,6 +32,11 @@ ABOUT = ("run", "step")  # what a line holds beside its metrics
 COLUMNS = ("run", "batches", *KEYS, "EM start", "EM every ten, sampled/greedy", "collapse")
 
 
+def rate_text(rate: float) -> str:
+    """A learning rate as one writes it: 2e-4, 1.2e-3."""
+    return f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
 def by_ten(run: Run, key: str) -> str:
     """Means over ten batches each."""
     values = run.column(key)

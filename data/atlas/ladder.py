@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from collect import gathered
+from collect import gathered, rate_text
 from matplotlib.figure import Figure
 
 from lldlib.files import markdown_table
@@ -55,7 +55,7 @@ def main() -> None:
     first = runs["grpo"][min(runs["grpo"])][SEEDS[0]][0]["eval/start_em"]
     lines = [["start", f"{first:.2f}", "-", f"{first:.2f}", "-"]]
     for rate in sorted({rate for rates in ends.values() for rate in rates}):
-        cells = [f"{rate * 1e4:g}e-4"]
+        cells = [rate_text(rate)]
         for arm in ARMS:
             own = ends[arm].get(rate, {})
             dead = sum(

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from collect import gathered
+from collect import gathered, rate_text
 from ends import GREEDY, SAMPLED
 from matplotlib.figure import Figure
 
@@ -26,7 +26,7 @@ def runs() -> dict[str, dict[int, list[dict]]]:
     found = defaultdict(dict)
     for given, rows in gathered("later.jsonl.gz"):
         if len(rows) == BATCHES:
-            rate = f"{float(given['lr']) * 1e4:g}e-4"
+            rate = rate_text(float(given["lr"]))
             found[f"{NAMES[given['method']]}, {rate}"][int(given["seed"])] = rows
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 import pandas as pd
-from collect import HERE, gathered
+from collect import HERE, gathered, rate_text
 from ends import GREEDY, SAMPLED, Rows
 from signs import FIRST, SIGNS, first
 from verdicts import FROM, LAST, MISSING, arm_of
@@ -249,7 +249,7 @@ def greedy() -> None:
         all_of = [sum(n for (own, _), n in some.items() if own == kind) for some in (failed, held)]
         rows.append([kind, *(f"{failed[kind, rate]} of {held[kind, rate]}" for rate in rates)])
         rows[-1].append("{} of {}".format(*all_of))
-    print(markdown_table(["arm", *(f"{rate * 1e4:g}e-4" for rate in rates), "all"], rows))
+    print(markdown_table(["arm", *map(rate_text, rates), "all"], rows))
     head = ["run", "batches", "before", "then", "next", "back", "entropy", "tokens"]
     print("\n" + markdown_table(head, told))
 

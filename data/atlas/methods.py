@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from collect import gathered
+from collect import gathered, rate_text
 from ends import BATCHES, ends, exam, fates, start
 from matplotlib.figure import Figure
 
@@ -69,11 +69,6 @@ def runs(updates: str = CHOSEN) -> dict[str, dict[float, dict[int, list[dict]]]]
     return found
 
 
-def short(rate: float) -> str:
-    """A learning rate such as 2e-4."""
-    return f"{rate:.0e}".replace("e-0", "e-")
-
-
 def dead(seeds: dict[int, list[dict]]) -> str:
     """How many collapse."""
     return f"{sum(fate != '-' for fate in fates(seeds))} of {len(seeds)}"
@@ -106,9 +101,9 @@ def by_rate(found: dict[str, dict[float, dict[int, list[dict]]]], rates: Sequenc
         own = {rate: found[key][rate] for rate in rates if found[key][rate]}
         cells = [f"{ends(own[r])}, {dead(own[r])}" if r in own else "not run" for r in rates]
         means = {r: fmean(map(exam, seeds.values())) for r, seeds in own.items()}
-        best = short(max(means, key=means.get)) if len(means) > 1 else "-"
+        best = rate_text(max(means, key=means.get)) if len(means) > 1 else "-"
         lines += [[name, *cells, best]] if own else []
-    return markdown_table(["method", *map(short, rates), "best rate"], lines)
+    return markdown_table(["method", *map(rate_text, rates), "best rate"], lines)
 
 
 def paired(found: dict[str, dict[float, dict[int, list[dict]]]], rate: float) -> str:
@@ -135,7 +130,7 @@ def falls(found: dict[str, dict[float, dict[int, list[dict]]]]) -> str:
         low = [f"{min(own[LEARNED:]):.2f}" for own in rewards]
         lines.append([name, ends(seeds), " ".join(low), dead(seeds)])
     head = f"lowest reward after {LEARNED} batches, by seed"
-    return markdown_table([f"at {short(GOOD)}", "end", head, "collapse"], lines)
+    return markdown_table([f"at {rate_text(GOOD)}", "end", head, "collapse"], lines)
 
 
 def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
@@ -144,7 +139,7 @@ def draw(found: dict[str, dict[float, dict[int, list[dict]]]]) -> None:
     figure = Figure(figsize=(6 + 2 * len(shown), 0.24 * len(NAMES) + 1.2), layout="constrained")
     [panels] = figure.subplots(1, len(shown), sharey=True, squeeze=False)
     for panel, rate in zip(panels, shown, strict=True):
-        style(panel, f"held out, rate {short(rate)}", "")
+        style(panel, f"held out, rate {rate_text(rate)}", "")
         for height, key in enumerate(NAMES):
             points = [exam(rows) for rows in found[key][rate].values()]
             colour = COLOURS[2 if "llds" in key else 1 if "lp_reg" in key else 0]
@@ -159,7 +154,7 @@ def main() -> None:
     found = runs()
     lines = [["start", start(found["dr_grpo"][FATAL].values()), "-", "-"]]
     lines += [[n, *(f(found[k][FATAL]) for f in (ends, dead, drift))] for k, n in NAMES.items()]
-    print(markdown_table(["method", short(FATAL), "collapse", "drift"], lines))
+    print(markdown_table(["method", rate_text(FATAL), "collapse", "drift"], lines))
     print(by_rate(found, RATES))
     print(paired(found, GOOD))
     print(falls(found))

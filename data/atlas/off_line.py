@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from collect import gathered
+from collect import gathered, rate_text
 from ends import BATCHES, Rows, ends, exam, fates, start
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def at_best(cell: Cell, rates: Rates) -> list[str]:
     for arm in ARMS:
         rate, seeds = best(rates, arm)
         sides.append(seeds)
-        line += [f"{rate * 1e4:g}e-4", ends(seeds)] if seeds else ["-", "the same as GRPO"]
+        line += [rate_text(rate), ends(seeds)] if seeds else ["-", "the same as GRPO"]
     pairs = [exam(sides[1][seed]) - exam(sides[0][seed]) for seed in SEEDS if seed in sides[1]]
     if len(pairs) < len(SEEDS):
         return [*line, "-"]
@@ -123,7 +123,7 @@ def main() -> None:
     for cell, rates in found.items():
         for rate, arms in sorted(rates.items()):
             own = [text for arm in ARMS for text in cells(arms[arm], cell.misses)]
-            lines.append([*cell.about(), f"{rate * 1e4:g}e-4", *own])
+            lines.append([*cell.about(), rate_text(rate), *own])
     head = [*ABOUT, "rate", *(x for n in ARMS.values() for x in (n, "collapse"))]
     print(markdown_table(head, lines))
     figure = Figure(figsize=(9, 6.6), layout="constrained")

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 
-from collect import gathered
+from collect import gathered, rate_text
 from matplotlib.figure import Figure
 
 from lldlib.files import markdown_table
@@ -65,7 +65,7 @@ def main() -> None:
             lambda rate: [gap(found[OWN][rate], found[name][rate]) for name in others],
         ),
     ):
-        lines = [[f"{rate * 1e4:g}e-4", *cells(rate)] for rate in RATES]
+        lines = [[rate_text(rate), *cells(rate)] for rate in RATES]
         print(markdown_table(["rate", *head], lines))
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = style(

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pandas as pd
+from collect import rate_text
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from scipy.stats import t as student
@@ -265,7 +266,7 @@ def every() -> dict[tuple[str, str], list[Run]]:
     for folder in FOLDERS:  # the long ones come last
         for run in map(Run, (HERE / folder).iterdir()):
             start = "never" if folder == "smollm2" else "at times"
-            name = f"{arm(run)}, {1e4 * run.config['lr']:g}e-4".replace("10e-4", "1e-3")
+            name = f"{arm(run)}, {rate_text(run.config['lr'])}"
             found.setdefault((start, name), {})[run.config["seed"]] = run
     return {key: [found[key][seed] for seed in sorted(found[key])] for key in sorted(found)}
 

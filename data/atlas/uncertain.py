@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from collect import gathered
+from collect import gathered, rate_text
 from scipy.stats import t as student
 
 from lldlib.files import markdown_table
@@ -33,7 +33,7 @@ class Arm(NamedTuple):
 
     def __str__(self) -> str:
         name = "GRPO" if self.coef is None else f"LLDS {self.coef:g}"
-        return f"{name}, {self.rate * 1e4:g}e-4"
+        return f"{name}, {rate_text(self.rate)}"
 
 
 def runs() -> dict[float, dict[Arm, dict[int, Rows]]]:

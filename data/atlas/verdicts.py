@@ -13,10 +13,9 @@ from io import BytesIO
 from statistics import fmean
 
 import pandas as pd
-from collect import HERE, gathered
+from collect import HERE, gathered, rate_text
 from ends import BATCHES, GREEDY, SAMPLED, Rows, ends, exam, fates
 from matplotlib.figure import Figure
-from methods import short
 from uncertain import interval
 
 from lldlib.course import COOLER_COLOUR, LLDS_COLOUR, light
@@ -83,7 +82,7 @@ def weight() -> None:
         name = f"LLDS {coef:g}" if coef else "GRPO"
         rows.append(
             [
-                *(f"{misses:g}", name + ", A >= 0" * (kept != A_POSITIVE), f"{rate * 1e4:g}e-4"),
+                *(f"{misses:g}", name + ", A >= 0" * (kept != A_POSITIVE), rate_text(rate)),
                 *(" ".join(map(str, sorted(seeds))), ends(seeds), missing, "; ".join(fates(seeds))),
                 *(f"{mean(seeds, LOST):+.3f}", str(none)),
             ]
@@ -116,7 +115,7 @@ def unmixed() -> None:
             told = (1, fall.known is not None, len(own), *counted)
             line = counts[name in HOT, rate, kind(name, given)]
             line[:] = [a + b for a, b in zip(line, told, strict=True)]
-    rows = [[n, f"{r * 1e4:g}e-4", *map(str, told)] for (_, r, n), told in sorted(counts.items())]
+    rows = [[n, rate_text(r), *map(str, told)] for (_, r, n), told in sorted(counts.items())]
     head = ["arm", "rate", "runs", "collapse", "batches", "no mixed group before the fall begins"]
     print(
         markdown_table([*head, "from then on", "a gradient of 0", "of batches that log it"], rows)
@@ -158,7 +157,7 @@ def by_lambda() -> Figure:
                     ax.scatter([place] * len(values), values, s=16, c=face, ec=colour, zorder=3)
                 line += [(place, fmean(full + bare))] if full + bare else []
             where, height = zip(*line, strict=True) if line else ((), ())
-            ax.plot(where, height, color=colour, label=short(rate))
+            ax.plot(where, height, color=colour, label=rate_text(rate))
         style(ax, "lambda (0: GRPO)", "held out, sampled, at the end" if misses else "")
         ax.set(title=f"misses {misses:g}" if misses else "no misses", ylim=(-0.03, 1))
         ax.set_xticks(range(len(LAMBDAS)), [f"{coef:g}" for coef in LAMBDAS])
@@ -215,6 +214,18 @@ NAMES = {
 RIVAL_RATES = (2e-4, 6e-4, HOT_RATE)
 
 
+def no_control(given: Mapping[str, str]) -> bool:
+    """Whether a run of the smaller steps is plain GRPO or LLDS, without misses."""
+    return given.get("arm") in ("plain", "llds") and not float(given.get("misses", 0))
+
+
+def bare(given: Mapping[str, str]) -> tuple[float, str, float, float]:
+    """Such a run as a cell of `weighed`; the weight of LLDS is not in its name."""
+    rate = float(given.get("lr", HOT_RATE))
+    coef = 0.0 if given["arm"] == "plain" else 0.2 if rate < HOT_RATE else 0.5
+    return 0.0, A_POSITIVE, coef, rate
+
+
 def rivals() -> None:
     """Ends by method, misses and rate, and those of GRPO and LLDS at the same rates."""
 
@@ -224,14 +235,15 @@ def rivals() -> None:
 
     rows = [
         [
-            *(NAMES[name], f"{misses:g}", f"{rate * 1e4:g}e-4", " ".join(map(str, sorted(seeds)))),
+            *(NAMES[name], f"{misses:g}", rate_text(rate), " ".join(map(str, sorted(seeds)))),
             *(ends(seeds), "; ".join(fates(seeds)), f"{-mean(seeds, DRIFT, 10):.3f}"),
             " ".join(str(sum(r[NO_GRADIENT] > 0 for r in seeds[seed])) for seed in sorted(seeds)),
         ]
         for (name, misses, rate), seeds in found(("rivals.jsonl.gz",), key).items()
     ]
-    for planets, names in (("", GRID), (", older planets", OLDER)):
-        for (misses, kept, coef, rate), seeds in weighed(*names).items():
+    same = weighed(*GRID) | found(("limits.jsonl.gz", HOT[0]), bare, no_control)
+    for planets, runs in (("", same), (", older planets", weighed(*OLDER))):
+        for (misses, kept, coef, rate), seeds in runs.items():
             if kept != A_POSITIVE or rate not in RIVAL_RATES or misses not in (0, 0.35):
                 continue
             if coef not in (0.0, 0.2, 0.5):
@@ -240,7 +252,7 @@ def rivals() -> None:
             name = (f"LLDS {coef:g}" if coef else "GRPO") + planets
             rows.append(
                 [
-                    *(name, f"{misses:g}", f"{rate * 1e4:g}e-4", " ".join(map(str, own))),
+                    *(name, f"{misses:g}", rate_text(rate), " ".join(map(str, own))),
                     *(ends(own), "; ".join(fates(own)), f"{-mean(own, DRIFT, 10):.3f}", "-"),
                 ]
             )
@@ -303,7 +315,7 @@ def arm_of(given: Mapping[str, str]) -> str:
         arm += f", misses {given['misses']}"
     if "move_limit" in given:
         arm += f", limit {given['move_limit']}"
-    return f"{arm}, {float(given['lr']) * 1e4:g}e-4"
+    return f"{arm}, {rate_text(float(given['lr']))}"
 
 
 def long() -> None:
@@ -355,7 +367,7 @@ def misses() -> None:
 
 
 WITH_MISSES = {  # arm and rate of the runs of `with_misses`: their name, colour and line
-    ("grpo", 5e-5): ("GRPO, 0.5e-4", COOLER_COLOUR, ":"),
+    ("grpo", 5e-5): ("GRPO, 5e-5", COOLER_COLOUR, ":"),
     ("grpo", 1e-4): ("GRPO, 1e-4", COOLER_COLOUR, "--"),
     ("grpo", 2e-4): ("GRPO, 2e-4", COOLER_COLOUR, "-"),
     ("llds", 2e-4): ("GRPO + LLDS, 2e-4", LLDS_COLOUR, "-"),
