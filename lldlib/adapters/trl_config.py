@@ -9,7 +9,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from torch import nn
 
-from lldlib.config import LossConfig
+from lldlib.config import LossConfig, check
 from lldlib.losses import needs
 from lldlib.losses.objective import REGULARIZERS
 
@@ -79,9 +79,10 @@ class LLDGRPOConfig(TermSettings):
     A measured rollout batch costs two more passes without gradient: the batch after its updates
     and the probe set. With `measure_every` 0 and all weights 0 a step is TRL's own.
 
-    Raises ValueError where LLDS would be zero at every update: it needs several optimiser updates
-    per rollout batch; for a term where an update would mix rollout batches; for a term that reads
-    what TRL does not hand on; and for a `run_folder` that nothing would be written to.
+    Raises ValueError for a setting out of its range; where LLDS would be zero at every update: it
+    needs several optimiser updates per rollout batch; for a term where an update would mix rollout
+    batches; for a term that reads what TRL does not hand on; and for a `run_folder` that nothing
+    would be written to.
     """
 
     run_folder: str | None = field(
@@ -94,6 +95,7 @@ class LLDGRPOConfig(TermSettings):
 
     def __post_init__(self):
         super().__post_init__()
+        check(self.terms)
         if self.measure_every < 0:
             raise ValueError(f"measure_every is {self.measure_every}: use 1 or more, or 0 (never)")
         if self.active:

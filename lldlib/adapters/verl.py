@@ -21,18 +21,23 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import verl.utils
 import verl.utils.config
 from jaxtyping import Float
 from torch import Tensor
-from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
+from verl.trainer.ppo.core_algos import (
+    POLICY_LOSS_REGISTRY,
+    agg_loss,
+    get_policy_loss_fn,
+    register_policy_loss,
+)
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from lldlib.adapters.likelihood import advantage_likelihood
-from lldlib.config import Gate, Preserve
+from lldlib.config import Gate, LossConfig, Preserve, require, unknown
 from lldlib.losses import aggregate, llds_parts
 from lldlib.losses.term import token_share
 
@@ -43,9 +48,16 @@ NO_TOKEN_MEAN = {
     "seq-mean-token-sum": "mean length",
     "seq-mean-token-sum-norm": "mean length / loss_scale_factor",
 }
+SETTINGS = get_type_hints(LossConfig, include_extras=True)  # what each setting of LLDS may be
 ROLLOUT = (
     "gives the loss the rollout engine's log-probs, so LLDS would charge for what the engines "
     "differ by"
+)
+
+
+NO_TARGET = (
+    "loss_mode=llds needs its settings: add actor_rollout_ref.actor.policy_loss._target_="
+    "lldlib.adapters.verl.LLDSPolicyLossConfig"
 )
 
 
@@ -65,21 +77,42 @@ class LLDSPolicyLossConfig(PolicyLossConfig):
                 f"llds_base={self.llds_base!r}: LLDS is added to another loss, and needs log-probs "
                 "of the policy; give 'vanilla' or another"
             )
+        _check_settings(vars(self))
         _check_bypass(self.llds_coef, self.rollout_correction)
 
 
 def check(config: Mapping[str, Any]) -> None:
     """ValueError, in one line, for a verl configuration under which LLDS would mean nothing.
 
-    `config` is verl's whole one. Refused while `llds_coef` is not 0: log-probs of the rollout
-    engine in place of the policy's; rejection of single tokens, whose holes in `response_mask` look
-    like tool results, with a gate that sums over actions; one update per rollout batch. Warned of:
-    a base loss that is a sum over tokens, beside which a token mean vanishes.
+    `config` is verl's whole one. Refused: a setting of LLDS out of its range, or its weight beside
+    another policy loss. Refused while `llds_coef` is not 0: log-probs of the rollout engine in
+    place of the policy's; rejection of single tokens, whose holes in `response_mask` look like tool
+    results, with a gate that sums over actions; one update per rollout batch. Warned of: no weight
+    at all; a base loss that is a sum over tokens, beside which a token mean vanishes.
     """
     actor = config["actor_rollout_ref"]["actor"]
     loss, correction = actor["policy_loss"], config["algorithm"].get("rollout_correction") or {}
     coef = loss.get("llds_coef", 0.0)
-    if loss["loss_mode"] != "llds" or not coef:
+    if (mode := loss["loss_mode"]) != "llds":
+        if coef:
+            raise ValueError(
+                f"llds_coef={coef} with loss_mode={mode}: LLDS would be off; set "
+                "actor_rollout_ref.actor.policy_loss.loss_mode=llds, or llds_coef=0"
+            )
+        return
+    if str(loss.get("_target_", "")).startswith("verl."):
+        raise ValueError(NO_TARGET)
+    _check_settings(loss)
+    base, elsewhere = loss.get("llds_base", "vanilla"), actor.get("external_lib")
+    elsewhere = elsewhere or config["actor_rollout_ref"]["model"].get("external_lib")
+    if base not in POLICY_LOSS_REGISTRY and not elsewhere:  # such a library may bring it
+        raise ValueError(f"llds_base: {unknown('policy loss', base, POLICY_LOSS_REGISTRY)}")
+    if "llds_coef" not in loss:
+        logger.warning(
+            "no llds_coef: LLDS is off, and likelihoods are logged alone; add "
+            "+actor_rollout_ref.actor.policy_loss.llds_coef=0.2"
+        )
+    if not coef:
         return
     _check_bypass(coef, correction)
     rejects = correction.get("rollout_rs") or ""
@@ -103,6 +136,12 @@ def check(config: Mapping[str, Any]) -> None:
             mode,
             NO_TOKEN_MEAN[mode],
         )
+
+
+def _check_settings(loss: Mapping[str, Any]) -> None:
+    for name in ("llds_coef", "llds_gate", "llds_preserve"):
+        if name in loss:
+            require(name, loss[name], SETTINGS[name])
 
 
 def _check_bypass(coef: float, correction: Mapping[str, Any]) -> None:
@@ -159,10 +198,7 @@ def llds_policy_loss(
     """
     settings = config.policy_loss
     if not isinstance(settings, LLDSPolicyLossConfig):
-        raise TypeError(
-            "loss_mode=llds needs its settings: add actor_rollout_ref.actor.policy_loss._target_="
-            "lldlib.adapters.verl.LLDSPolicyLossConfig"
-        )
+        raise TypeError(NO_TARGET)
     loss, metrics = get_policy_loss_fn(settings.llds_base)(
         old_log_prob=old_log_prob,
         log_prob=log_prob,

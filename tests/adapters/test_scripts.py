@@ -1,5 +1,6 @@
 """`lldlib script`: what it writes runs as it stands, on the CPU, with a tiny model."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -97,6 +98,7 @@ def test_its_flags_reach_the_settings(name, tmp_path, monkeypatch):
     made = loaded(written(f"{name}-search", tmp_path))
     where = [f"--{flag}={tmp_path / flag}" for flag in ("model", "train", "corpus", "out")]
     ours = ["--llds-coef=0.5", "--llds-preserve=positive", "--lr=1e-5"]
+    ours += ["--batches=60"]
     for more, wanted in (([], (0.2, "nonnegative", 1e-6)), (ours, (0.5, "positive", 1e-5))):
         monkeypatch.setattr(sys, "argv", ["train.py", *where, *more])
         if name == "trl":
@@ -107,6 +109,8 @@ def test_its_flags_reach_the_settings(name, tmp_path, monkeypatch):
             told, prefix = made.settings(made.arguments()[0]), f"+{actor}.policy_loss.llds_"
             rate = f"{actor}.optim.lr"
         assert (told[f"{prefix}coef"], told[f"{prefix}preserve"], told[rate]) == wanted
+    ends = {"trl": ("max_steps", 600), "verl": ("trainer.total_training_steps", 60)}
+    assert told[ends[name][0]] == ends[name][1]
 
 
 def test_passes_of_an_update_change_neither_updates_nor_rollout_batches(tmp_path, monkeypatch):
@@ -134,6 +138,8 @@ def test_the_script_for_verl_stands_as_far_as_there_is_no_gpu(tmp_path):
     done = run(written("verl-search", tmp_path), **files(tmp_path), check=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "settings are whole" in done.stdout and "LLDS 0.286" in done.stdout  # 4 of 7 tokens, .5
+    lacks = importlib.util.find_spec("transfer_queue") is None  # verl's trainer imports it
+    assert ("lacks TransferQueue: pip install 'verl[vllm]==0.9.1'" in done.stdout) == lacks
 
 
 def test_verl_finds_the_questions_the_reward_and_the_tool(tmp_path, monkeypatch):
@@ -161,6 +167,7 @@ def test_verl_finds_the_questions_the_reward_and_the_tool(tmp_path, monkeypatch)
     made.check(command[3:])
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=command[3:])
+    assert (config.trainer.total_training_steps, config.trainer.save_freq) == (500, 25)
     questions = RLHFDataset(config.data.train_files, qwen2(), config.data)
     assert [schema["function"]["name"] for schema in questions.tool_schemas] == ["search"]
     asked = [row["raw_prompt"][0]["content"].rpartition("Question: ")[2] for row in questions]

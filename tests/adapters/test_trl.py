@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 
@@ -169,6 +170,21 @@ def test_a_weight_of_zero_leaves_trl_as_it_is(monkeypatch, tmp_path):
 def test_settings_that_make_llds_zero_are_refused(changes, part, tmp_path):
     with pytest.raises(ValueError, match=part) as refusal:
         settings(tmp_path, **changes)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("llds_gate", "tokn"), ("llds_preserve", "postive"), ("llds_normalizer", "kept")),
+        *(("llds_coef", -1.0), ("llds_coef", float("nan")), ("llds_coef", "0.2")),
+        *(("llds_answer", "papr"), ("lp_reg_quantile", 5.0)),
+    ],
+)
+def test_settings_out_of_range_are_refused(name, value, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as at a user's
+    with pytest.raises(ValueError, match=f"^{name} is {value}: use ") as refusal:
+        settings(tmp_path, **LLDS | {name: value})
     assert "\n" not in str(refusal.value)
 
 

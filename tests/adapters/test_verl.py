@@ -4,13 +4,14 @@ import dataclasses
 import subprocess
 import sys
 
+import jaxtyping
 import pytest
 import torch
 
 pytest.importorskip("verl", reason="needs the extra 'verl': run make test-adapters")
 
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -128,6 +129,45 @@ def test_settings_that_mean_nothing_are_refused():
     )
     with pytest.raises(TypeError, match=r"_target_=lldlib\.adapters\.verl"):
         llds_policy_loss(**rows(), config=plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"llds_gate": "tokn"}, "llds_gate is tokn: use one of"),
+        ({"llds_preserve": "postive"}, "llds_preserve is postive: use one of"),
+        ({"llds_coef": -1.0}, "llds_coef is -1.0: use"),
+        ({"llds_coef": float("nan")}, "llds_coef is nan: use"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_anything_runs(changes, part, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as at a user's
+    with pytest.raises(ValueError, match=part):
+        LLDSPolicyLossConfig(**changes)
+    where = "+actor_rollout_ref.actor.policy_loss."
+    with pytest.raises(ValueError, match=part) as refusal:
+        validate_config(whole(**{where + name: v for name, v in changes.items()}), False, False)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_base_is_refused_unless_a_library_of_the_users_may_bring_it():
+    base = {"+actor_rollout_ref.actor.policy_loss.llds_base": "vanila"}
+    with pytest.raises(ValueError, match="unknown policy loss 'vanila': did you mean vanilla"):
+        check(whole(**base))
+    check(whole(**base, **{"actor_rollout_ref.model.external_lib": "my.losses"}))
+
+
+def test_llds_that_would_be_off_is_told(caplog):
+    loss = "actor_rollout_ref.actor.policy_loss"
+    with pytest.raises(ValueError, match="with loss_mode=vanilla: LLDS would be off"):
+        check(whole(**{f"{loss}.loss_mode": "vanilla"}))
+    with pytest.raises(ValueError, match=r"needs its settings: add .*_target_=lldlib"):
+        check(whole(**{f"{loss}._target_": "verl.workers.config.PolicyLossConfig"}))
+    config = whole()
+    with open_dict(config):
+        del config.actor_rollout_ref.actor.policy_loss.llds_coef
+    check(config)
+    assert "no llds_coef: LLDS is off" in caplog.text
 
 
 def whole(**changes):
