@@ -243,6 +243,10 @@ def test_a_file_without_a_log_is_refused_in_one_line(tmp_path):
         read_logs(file)
     with pytest.raises(Unreadable, match="no such file"):
         read_logs(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    for pipe in (tmp_path / "pipe", "-"):
+        with pytest.raises(Unreadable, match="a pipe cannot be read; write it to a file first"):
+            read_logs(pipe)
     (tmp_path / "empty.log").write_text("")
     with pytest.raises(Unreadable, match="no rows"):
         read_logs(tmp_path / "empty.log")

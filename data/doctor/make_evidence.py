@@ -307,8 +307,8 @@ def remedies() -> dict[str, dict[str, str]]:
     table = {
         "llds": (
             "Add LLDS, a penalty on likelihood that correct answers lose within a batch (weight "
-            "0.2, or 0.5 at a rate that kills GRPO; in verl policy_loss.loss_mode=llds, in TRL "
-            "LLDGRPOTrainer)",
+            "0.2, or 0.5 at a rate that kills GRPO; in verl the policy loss llds, in TRL "
+            "LLDGRPOTrainer: data/scale_out.md has the lines)",
             f"{TOY}: at a hot rate, 1e-3, with GRPO {grpo}; with LLDS at "
             f"weight 0.5 {llds}, at 0.2 {weak}. At 2e-4 with GRPO {rates['2e-4']}; "
             f"with LLDS {cool}. So a lower rate alone does more",
@@ -332,7 +332,8 @@ def remedies() -> dict[str, dict[str, str]]:
         ),
         "fewer updates": (
             "Take fewer updates of more rows from each rollout batch (verl: a larger "
-            "ppo_mini_batch_size or ppo_epochs=1; TRL: num_iterations=1)",
+            "ppo_mini_batch_size or ppo_epochs=1; TRL: steps_per_generation nearer to "
+            "gradient_accumulation_steps, num_iterations=1)",
             f"{TOY}: with GRPO at 1e-3, by updates per batch of 320 rows, "
             + "; ".join(f"{u}: {said}" for u, said in updates.items())
             + f"; 16: {grpo}",
@@ -347,7 +348,8 @@ def remedies() -> dict[str, dict[str, str]]:
             "data/atlas/controls.md",
         ),
         "clip gradient": (
-            "Clip the gradient norm at 1 and skip updates that are not finite",
+            "Check that the gradient norm is clipped at 1 (TRL and verl do so by default, and log "
+            "the norm before the clip), and skip updates that are not finite",
             f"{TOY}: at a clip of 20 one update with a norm in the hundreds ended runs with "
             "and without LLDS; at 1 to 2 GRPO dipped and came back",
             "none",

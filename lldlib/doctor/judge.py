@@ -52,7 +52,7 @@ FOR_COLLAPSE = 30  # rows with a reward under which a fall is called degrading a
 CHANCE = -2.3  # log10 of the chance that scores in random order look as collapsed
 DEAD_ROWS = 10  # rows in a row at exactly one score
 SELDOM = 0.25  # share of the rows before that may have had that score
-DEAD_ENTROPY = 1e-6  # nats per token: the policy draws nothing any more
+DEAD_ENTROPY = 1e-6  # nats per token: every word is certain
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
 
 
@@ -125,7 +125,7 @@ def _with_heldout(run: LoggedRun, judged: Judgement) -> Judgement:
     )
     fell = heldout_fall(run)
     if fell is not None:
-        line += f"; {100 * fell[2]:.0f} % of its best, {fell[0]:.3g}, is lost"
+        line += f"; {100 * fell[2]:.0f} % of its best mean of three, {fell[0]:.3g}, is lost"
     return replace(judged, evidence=(*judged.evidence, line))
 
 
@@ -330,17 +330,18 @@ def _broken_numbers(run: LoggedRun, rows: Array, scores: Array) -> Judgement | N
     known = np.flatnonzero(np.isfinite(entropy))
     if len(known) < ENOUGH or np.median(entropy[known[:5]]) < 1e-2:
         return None
-    dead = entropy[known] < DEAD_ENTROPY
-    if dead[len(dead) // 2 :].mean() < 0.5 or level(scores, floor_of(run, scores)).rise > RISEN:
+    dead, now = entropy[known] < DEAD_ENTROPY, level(scores, floor_of(run, scores))
+    if dead[len(dead) // 2 :].mean() < 0.5 or now.rise > RISEN:
         return None
     first = run.steps[known[np.flatnonzero(dead)[0]]]
     evidence = [
-        f"entropy is under {DEAD_ENTROPY:g} from {run.unit} {first:g} on "
-        f"(it was {np.median(entropy[known[:5]]):.3g})",
+        f"entropy is under {DEAD_ENTROPY:g} in {dead.sum()} of {len(dead)} rows, the first at "
+        f"{run.unit} {first:g} (it was {np.median(entropy[known[:5]]):.3g})",
         f"gradient norm, KL or loss is not finite or absurd at {run.unit} {run.steps[broken[0]]:g}",
+        _from_best(run, rows, now),
     ]
     says, stretch = (
-        "the numbers broke, and the policy draws nothing any more.",
+        "the numbers broke, and most of the later rows have an entropy of 0.",
         _dead_stretch(scores),
     )
     if stretch is None:
@@ -418,7 +419,7 @@ def _standing(run: LoggedRun, scores: Array) -> Judgement:
         return Judgement(
             "healthy",
             "learned",
-            f"Healthy: the reward rose by far more than its noise and {holds}.",
+            f"Healthy: the reward rose by more than its noise and {holds}.",
             (f"{said}: {_errors(now.rise)}", *dip),
         )
     top = top_of(run, scores)

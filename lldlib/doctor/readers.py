@@ -48,6 +48,8 @@ def read_logs(path: Path | str, mapping: Mapping[str, str] | None = None) -> lis
     column that is mapped.
     """
     path = Path(path)
+    if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
+        raise Unreadable(f"{path}: a pipe cannot be read; write it to a file first")
     if not path.exists():
         raise Unreadable(f"{path}: no such file or folder")
     logs, said = [], []

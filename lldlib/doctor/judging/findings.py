@@ -403,8 +403,9 @@ def _spikes(s: Scene) -> str:
     high = int((ahead > SPIKE * usual).sum())
     if high < SPIKES and ahead.max() < ONE_SPIKE * usual:
         return ""
+    count = "one gradient norm" if high == 1 else f"{high} gradient norms"
     return (
-        f"before the fall {max(high, 1)} gradient norms over {SPIKE * usual:.3g}, up to "
+        f"in the {len(ahead)} rows before the fall {count} over {SPIKE * usual:.3g}, up to "
         f"{ahead.max():.3g}; {usual:.3g} was usual"
     )
 

@@ -239,7 +239,8 @@ def _format(run: LoggedRun) -> Iterator[Sign]:
         begin = since(values <= FORMAT_DEAD * max(best, 0.0))
         if begin and values.min() >= 0 and best >= FORMAT_SEEN:
             says = (
-                f"the format is dead: {name} fell from {best:.2g} to 0 by {_at(run, rows[begin])}"
+                f"the format is dead: {name} fell from {best:.2g}, its best mean of three rows, "
+                f"to 0 by {_at(run, rows[begin])}"
             )
             grave: Grave = "lifeless" if best >= FORMAT_LIVED else "told"
             yield Sign("format", says, grave, int(rows[begin]))
