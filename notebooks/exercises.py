@@ -88,6 +88,7 @@ check_go_back = exercise(
     Case(([0.3, 0.4, 0.5, 0.6],), 3, "This run has not fallen."),
     Case(([0.3, 0.4, 0.2, 0.1],), 1, "The first two batches count too."),
     Case(([0.3, 0.4, 0.3, 0.5, 0.2],), 3, "The first dip passed: look for the last such batch."),
+    Case(([0.25, 0.125, 0.1875, 0.125],), 2, "Its start is 0.1875: a batch exactly at it counts."),
 )
 
 
@@ -128,8 +129,13 @@ def check_grpo(loss: Function) -> Verdict:
 
     def found(ratios: Sequence[Sequence[float]], A: Sequence[float], mask: object) -> float | None:
         old = torch.full((len(ratios), len(ratios[0])), -1.0)
-        value = loss(torch.tensor(ratios).log() + old, old, torch.tensor(A), torch.tensor(mask))
-        return None if value is None else float(value)
+        new = (torch.tensor(ratios).log() + old).requires_grad_()
+        value = loss(new, old, torch.tensor(A), torch.tensor(mask))
+        if value is None:
+            return None
+        if not value.requires_grad:
+            raise ValueError("it has no gradient, so it moves no weights")
+        return float(value.detach())
 
     both = [[True, True], [True, False]]
     cases = [
@@ -264,6 +270,8 @@ check_verdict = exercise(
     Case(([0.34, 0.03, 0.36], [0.62, 0.85, 0.72]), "not told apart", "Large gaps can be noisy."),
     Case(([0.61, 0.64, 0.37], [0.91, 0.93, 0.68]), "ahead", "A steady gap is told apart."),
     Case(([0.91, 0.93, 0.68], [0.61, 0.64, 0.37]), "not told apart", "GRPO is ahead there."),
+    Case(([0.5] * 3, [0.80, 0.72, 0.64]), "ahead", "Did you divide by the square root of 3?"),
+    Case(([0.5] * 3, [0.81, 0.71, 0.61]), "not told apart", "`stdev` divides by n - 1."),
 )
 
 check_action_mask = exercise(
@@ -367,6 +375,7 @@ check_fell = exercise(
     Case(([*level, 0.1, 0.1, 0.1, 0.1],), True, "The last five have a mean of 0.18."),
     Case((lucky,), False, "This run keeps its level. What was taken for its best level?"),
     Case(([0.1] * 5 + level,), False, "A rise is no fall."),
+    Case(([0.1] * 5 + [0.8] * 5 + [0.3] * 5,), True, "Its best level is 0.8."),
 )
 
 

@@ -1,6 +1,8 @@
 """The graders of the notebooks' exercises: what they call right, wrong and open, and why."""
 
 from functools import partial
+from operator import ge, gt
+from statistics import fmean, median, pstdev, stdev
 
 import exercises as checks
 import pytest
@@ -26,6 +28,27 @@ def test_a_verdict_says_how_to_go_on(name, attempt, state, part):
 def clipped(new, old, A):
     ratio, A = (new - old).exp(), A[:, None]
     return -torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
+
+
+def cut_grpo(new, old, A, mask):
+    return checks.package_grpo(new.detach(), old, A, mask)
+
+
+def last_above_a_number(rewards):
+    return max((i for i, reward in enumerate(rewards) if reward >= 0.4), default=1)
+
+
+def last_above_the_higher(rewards):
+    return max(i for i, reward in enumerate(rewards) if reward >= max(rewards[:2]))
+
+
+def last_from_the_mean(over, rewards):
+    return max(i for i, reward in enumerate(rewards) if over(reward, fmean(rewards[:2])))
+
+
+def told_apart(error, grpo, llds):
+    gaps = [b - a for a, b in zip(grpo, llds, strict=True)]
+    return "ahead" if fmean(gaps) > 4.30 * error(gaps) else "not told apart"
 
 
 def unclipped(new, old, A, mask):
@@ -109,6 +132,10 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_go_back", lambda rewards: rewards.index(max(rewards)), "wrong", "start is 0.35"),
         ("check_go_back", last_above_the_first, "wrong", "start is 0.35"),
         ("check_go_back", before_the_first_dip, "wrong", "The first dip passed"),
+        ("check_go_back", last_above_a_number, "wrong", "Its start is 0.1875"),
+        ("check_go_back", last_above_the_higher, "wrong", "Its start is 0.1875"),
+        ("check_go_back", partial(last_from_the_mean, gt), "wrong", "exactly at it counts"),
+        ("check_go_back", partial(last_from_the_mean, ge), "right", "all 5 cases"),
         ("check_one_difference", None, "open", "Not filled in yet"),
         ("check_one_difference", {"method": "GRPO"}, "wrong", "say its rate, start, seed"),
         ("check_one_difference", RUN | {"method": "LLDS"}, "wrong", "it has LLDS too"),
@@ -120,6 +147,8 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_grpo", unclipped, "wrong", "A good token rose by half"),
         ("check_grpo", unmasked, "wrong", "Nothing has moved"),
         ("check_grpo", by_answer, "wrong", "Nothing has moved"),
+        ("check_grpo", cut_grpo, "wrong", "it has no gradient"),
+        ("check_grpo", checks.package_grpo, "right", "all 6 cases"),
         ("check_my_llds", lambda new, old, A, mask: None, "open", "Not filled in yet"),
         ("check_my_llds", ungated, "wrong", "This action gained"),
         ("check_my_llds", by_answer_alone, "wrong", "the whole table"),
@@ -144,6 +173,9 @@ RUN = {"method": "GRPO", "rate": 1e-3, "start": "half-taught", "seed": 0}
         ("check_control_pairs", {"a": (1, 4), "b": (2, 3), "c": (5, 2)}, "wrong", "yet, for b:"),
         ("check_control_pairs", {"a": (1, 4), "b": (4, 3), "c": (5, 2)}, "right", "each pair"),
         ("check_verdict", lambda grpo, llds: "ahead", "wrong", "one by one"),
+        ("check_verdict", partial(told_apart, lambda gaps: stdev(gaps)), "wrong", "square root"),
+        ("check_verdict", partial(told_apart, lambda g: pstdev(g) / 3**0.5), "wrong", "n - 1"),
+        ("check_verdict", partial(told_apart, lambda g: stdev(g) / 3**0.5), "right", "all 6"),
     ],
 )
 def test_a_verdict_of_the_course_says_how_to_go_on(name, attempt, state, part):
@@ -195,6 +227,9 @@ def fell_by_a_mean_at_the_end_alone(rewards, window=5):
         ("check_fell", fell_by_single_batches, "Draw this run"),
         ("check_fell", fell_by_a_mean_at_the_end_alone, "taken for its best"),
         ("check_fell", lambda rewards: False, "a mean of 0.18"),
+        ("check_fell", lambda r: fmean(r[-5:]) < 0.5 * fmean(r[:5]), "Its best level is 0.8"),
+        ("check_fell", lambda r: fmean(r[-5:]) < 0.5 * fmean(r), "Its best level is 0.8"),
+        ("check_fell", lambda r: fmean(r[-5:]) < 0.5 * median(r), "Its best level is 0.8"),
     ],
 )
 def test_a_wrong_function_of_notebooks_6_to_10_is_told_why(name, attempt, part):
