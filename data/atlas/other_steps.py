@@ -18,8 +18,8 @@ And LLDS .5 with one thing changed:
 - after the clip: LLDS's gradient is added to the policy's when that one has been clipped.
 
 Writes run folders; data/atlas/collect.py gathers them into other_steps.jsonl.gz, of which the
-script prints the table of smaller_step.md where no FOLDER is given. Gentle entropy, and others at
-lower rates: smaller_step_misses.py.
+script prints the table of smaller_step.md where no FOLDER is given. Gentle entropy, LLDS with the
+cosine, and others at lower rates: smaller_step_misses.py.
 """
 
 import dataclasses
@@ -175,6 +175,7 @@ ARMS = {  # method of smaller_step's arm, trainer, settings
 }
 HOT = tuple(ARMS)  # those that were run at the hot rate
 ARMS["gentle entropy"] = ("capped", Gentle, {})
+ARMS["cosine llds"] = ("llds", Cosine, {})
 
 
 def settings(
