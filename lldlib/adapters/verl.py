@@ -103,9 +103,9 @@ def check(config: Mapping[str, Any]) -> None:
     if str(loss.get("_target_", "")).startswith("verl."):
         raise ValueError(NO_TARGET)
     _check_settings(loss)
-    base, elsewhere = loss.get("llds_base", "vanilla"), actor.get("external_lib")
-    elsewhere = elsewhere or config["actor_rollout_ref"]["model"].get("external_lib")
-    if base not in POLICY_LOSS_REGISTRY and not elsewhere:  # such a library may bring it
+    base = loss.get("llds_base", "vanilla")
+    library = config["actor_rollout_ref"]["model"].get("external_lib")  # it may bring a base
+    if base not in POLICY_LOSS_REGISTRY and not library:
         raise ValueError(f"llds_base: {unknown('policy loss', base, POLICY_LOSS_REGISTRY)}")
     if "llds_coef" not in loss:
         logger.warning(
