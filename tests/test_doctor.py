@@ -656,6 +656,19 @@ def test_a_fall_in_one_step_of_a_policy_that_does_not_move_is_no_matter_of_its_r
         assert found.advice[0].do.startswith("Lower the learning rate")
 
 
+def test_advice_on_the_learning_rate_quotes_the_one_in_the_log():
+    moves = {"entropy": dead(0.4, 4), "grad_norm": 1.0}
+    quoted = [
+        a.do
+        for a in diagnose_rows(
+            rows(FALLS, **moves, **{"actor/lr": lambda t: 2e-6 / (t + 1)})
+        ).advice
+    ]
+    assert quoted[0].endswith("to a half or a fifth (the highest rate in this log is 2e-06)")
+    assert not any("highest" in a.do for a in diagnose_rows(rows(FALLS, **moves)).advice)
+    assert sum("highest" in do for do in quoted) == 1
+
+
 def test_a_score_within_a_whisker_of_its_floor_is_no_signal():
     seldom = (np.arange(STEPS) % 2 + 0.5) / 256  # one of 256 answers on average
     scale = {"critic/score/min": 0.0, "critic/score/max": 1.0, "actor/kl_loss": 0.0005}

@@ -42,6 +42,7 @@ FOR = {  # pattern or sign -> remedies in the order in which to try them
     "parts": ("check reward",),
     "sampler": ("check sampler", "fewer updates"),
 }
+OF_THE_RATE = ("lower lr", "raise lr", "go back")  # remedies that say by how much to change it
 FELL = ("lower lr", "fewer updates", "more rows", "llds")  # where a fall has no other sign
 MOST = 5  # pieces of advice on a page
 SEVERAL = 0.1  # share of the rows with clipped tokens that shows several updates per batch
@@ -73,6 +74,13 @@ def several_updates(run: LoggedRun) -> bool | None:
     return bool(np.median(np.abs(old)) > OFF_POLICY) if len(old) else None
 
 
+def _rate(run: LoggedRun) -> str:
+    """The learning rate that the log holds, for a remedy that changes it; "" where it has none."""
+    rates = values_of(run.sure, "learning_rate")
+    rates = rates[np.isfinite(rates) & (rates > 0)]
+    return f" (the highest rate in this log is {rates.max():.2g})" if len(rates) else ""
+
+
 def advice(
     run: LoggedRun, verdict: str, found: Sequence[tuple[str, str]], shown: Sequence[Sign]
 ) -> list[Advice]:
@@ -94,7 +102,10 @@ def advice(
     several = several_updates(run)
     table: dict[str, Any] = evidence()["remedies"]
     return [
-        Advice(**table[key], pattern=title)
+        Advice(
+            **table[key] | {"do": table[key]["do"] + (_rate(run) if key in OF_THE_RATE else "")},
+            pattern=title,
+        )
         for key, title in wanted.items()
         if key in table and (several or key not in ("llds", "fewer updates"))
     ][:MOST]
