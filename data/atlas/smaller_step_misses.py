@@ -41,6 +41,7 @@ CONTROLS = {  # the arms of a line of the short table, and its name
     ("half clip",): "half the clip",
     ("quick Adam",): "beta2 .95",
     ("cosine",): "a cosine to 0",
+    ("cosine llds",): "a cosine to 0, with LLDS .2",
     ("long ramp",): "a ramp over 20 batches",
 }
 CORRECT = "displacement/correct_token"
