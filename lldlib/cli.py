@@ -726,6 +726,9 @@ def diagnose(
     require("seconds", seconds, Positive)
     if out is not None:
         claim_pages(out)
+    # a log that stands behind --map is read as one more of its columns
+    logs += tuple(Path(given) for given in map if "=" not in given and Path(given).exists())
+    map = tuple(given for given in map if "=" in given or not Path(given).exists())
 
     def complain(line: str) -> None:
         say(f"error: {line}", file=sys.stderr)

@@ -32,7 +32,7 @@ from lldlib.doctor.page import (
 )
 from lldlib.doctor.readers import Unreadable, number, read_logs
 from lldlib.doctor.reading.series import run_of
-from lldlib.doctor.reading.signals import SIGNALS, read_name
+from lldlib.doctor.reading.signals import GUESSED, SIGNALS, read_name
 
 STEPS = 60
 
@@ -114,6 +114,21 @@ def test_a_table_is_read_and_its_cut_last_line_is_not(tmp_path, mark):
     file.write_text("\n".join(lines) + f"\n1.0{mark}0.0001{mark}6")
     run = run_of(read_logs(file)[0])
     assert run.steps[-1] == STEPS and run.signals["reward"][:60] == pytest.approx(RISES)
+
+
+@pytest.mark.parametrize(
+    ("last", "seldom", "read"),
+    [("0.75", False, True), ("0.7", False, False), ("", False, False), ("", True, True)],
+)
+def test_a_last_line_without_its_end_counts_unless_its_number_may_be_cut(
+    tmp_path, last, seldom, read
+):
+    file = tmp_path / "run.csv"
+    cells = ["" if seldom and t % 20 else f"{v:.2f}" for t, v in enumerate(RISES)]
+    lines = ["step,reward,eval_acc", *(f"{t + 1},{v:.2f},{cells[t]}" for t, v in enumerate(RISES))]
+    file.write_text("\n".join(lines) + f"\n{STEPS + 1},0.5,{last}")
+    run = run_of(read_logs(file)[0])
+    assert len(run.scored) == STEPS + read and run.steps[-1] == STEPS + read
 
 
 def test_a_chart_export_holds_several_runs(tmp_path):
@@ -277,10 +292,14 @@ def test_columns_can_be_named(tmp_path):
         ("actor/entropy_loss", "entropy"),
         ("length/cap_hit_rate", "clipped"),
         ("kl_divergence", "kl"),
+        ("completions / mean_length", "length"),
+        ("reward_avg", "reward"),
+        ("entropy_avg", "entropy"),
+        ("avg_kl", "kl"),
     ],
 )
 def test_names(column, signal):
-    assert signal in [found for found, _ in read_name(column).signals]
+    assert (signal, True) in [(found, rank < GUESSED) for found, rank in read_name(column).signals]
 
 
 def test_the_critic_is_not_the_policy_and_a_unit_in_a_name_counts():
@@ -356,6 +375,14 @@ def test_of_two_runs_in_one_file_the_last_long_one_is_judged():
     assert both.judged.verdict == "healthy" and "2 runs" in both.run.notes[0]
     stub = diagnose_rows(rows(FALLS) + rows(RISES)[:5])
     assert stub.judged.verdict == "collapsed"
+
+
+def test_a_run_whose_first_rows_stand_twice_is_one_run():
+    twice = diagnose_rows(rows(RISES)[:40] + rows(RISES))
+    assert "the first 40 rows stand twice: taken once" in twice.run.notes
+    assert len(twice.run.steps) == STEPS and not any("holds" in note for note in twice.run.notes)
+    other = diagnose_rows(rows(FALLS)[:40] + rows(RISES))
+    assert any("the file holds 2 runs" in note for note in other.run.notes)
 
 
 def test_steps_that_start_anew_in_each_epoch_are_one_run():

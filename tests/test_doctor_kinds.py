@@ -586,6 +586,10 @@ def test_a_corpse_is_said_under_every_verdict_and_is_never_healthy(key, reward):
     assert found.signs and all(sign.says in _flat(as_text(found)) for sign in found.signs)
     steps = [found.run.steps[sign.row] for sign in found.signs]
     assert any(abs(step - 41) <= 9 for step in steps)
+    if key == "cut" and reward is not FLAT:  # a reward that rises does so whatever is cut
+        assert found.judged.verdict == "healthy"
+        assert "and holds, though 100 % of the answers are cut off" in found.judged.sentence
+        return
     assert found.judged.verdict == (verdict if verdict == "collapsed" else "stagnating")
     if verdict == "collapsed":
         assert found.judged.collapsed_at == 41
@@ -646,6 +650,7 @@ def test_a_rare_infinite_gradient_early_on_is_told_and_no_more():
         ([*CRASH, "    torch.save(state, path)", "OSError: No space left"], "saving", "healthy"),
         ([*CRASH, "ValueError: bad answer", *["step done"] * 20], None, "healthy"),
         (["ERROR:tool:Traceback (most recent call last):", "ValueError: x"], None, "healthy"),
+        ([*CRASH, "ValueError: no funds", "Model saved to out/final"], None, "healthy"),
         (
             [*CRASH, "RuntimeError: probability tensor contains either `inf`, `nan`"],
             "crash",
@@ -732,6 +737,33 @@ def test_a_small_rise_is_told_as_one():
     judged = diagnose_rows(rows(scores)).judged
     assert judged.verdict == "stagnating" and "rises by more than its noise, but" in judged.sentence
     assert "less than 5 % of it" in judged.evidence[0]
+
+
+def test_a_part_of_the_reward_that_never_moves_is_told():
+    parts = {"rewards/format/mean": lambda t: t / STEPS, "rewards/search/mean": -0.5}
+    found = diagnose_rows(rows(UP, **parts))
+    assert [s.says for s in found.signs] == [
+        f"rewards/search is -0.5 in all {STEPS} rows: it teaches nothing"
+    ]
+    assert found.judged.verdict == "healthy"
+    assert not diagnose_rows(rows(UP, **{"rewards/search/mean": -0.5})).signs
+
+
+def test_a_noisy_start_hides_no_dead_floor():
+    chance = np.random.default_rng(3)
+    noisy = np.where(chance.random(60) < 0.3, 0.0, 0.5)
+    dies = diagnose_rows(rows(np.append(noisy, np.zeros(60)))).judged
+    assert (dies.rule, dies.verdict) == ("dead floor", "collapsed") and 55 < dies.collapsed_at < 63
+    rare = np.where(chance.random(60) < 0.9, 0.0, 0.5)  # a score that was seldom there
+    assert diagnose_rows(rows(np.append(rare, np.zeros(60)))).judged.rule != "dead floor"
+
+
+def test_a_format_that_came_back_was_not_lost():
+    falls = np.where(np.arange(STEPS) < 40, UP, 0.02)
+    dips = {"format_reward": lambda t: 0.2 if 38 <= t < 44 else 0.9}
+    lost = {"format_reward": lambda t: 0.2 if t >= 38 else 0.9}
+    keys = [[p.key for p in diagnose_rows(rows(falls, **d)).patterns] for d in (dips, lost)]
+    assert ["format" in found for found in keys] == [False, True]
 
 
 def test_most_answers_cut_off_is_told_and_changes_no_verdict():

@@ -41,7 +41,7 @@ LABELS = {
     "nips_rho0.70_seed43.log": ("degrading", None, "spikes"),
     "econ_agent_grpo_verl.log": ("healthy", None, None),
     "hotpotqa_trl_grpo.log": ("stagnating healthy", None, "kl"),
-    # the reward rose and holds, but every answer is cut off
+    # the reward rose and holds, but three groups of four score alike, and every answer is cut off
     "kaggle_trl_grpo.log": ("stagnating", None, None),
     # the rewards of single questions under a name that is a guess
     "codegrpo_cn.txt": ("unknown stagnating", None, None),

@@ -204,3 +204,4 @@ def test_a_mapped_column_has_to_be_there(tmp_path, capsys):
     assert "no column 'nosuch' to map; found its columns: step, reward, mine" in error
     assert error.count("\n") == 1
     assert main(["diagnose", str(log), "--map", "reward=mine"]) == 0
+    assert main(["diagnose", "--map", "reward=mine", str(log)]) == 0

@@ -7,6 +7,7 @@ the verdict of its prefix.
 
 import math
 import re
+import shlex
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -51,6 +52,7 @@ LINE = 3.0  # standard errors of that line's slope
 FOR_COLLAPSE = 30  # rows with a reward under which a fall is called degrading at most
 CHANCE = -2.3  # log10 of the chance that scores in random order look as collapsed
 DEAD_ROWS = 10  # rows in a row at exactly one score
+UNHEARD_OF = -9.0  # log10 of the chance that so many rows in a row miss
 SELDOM = 0.25  # share of the rows before that may have had that score
 DEAD_ENTROPY = 1e-6  # nats per token: every word is certain
 BLOWN = 1e4  # times its median that a gradient norm or a KL is broken
@@ -132,7 +134,9 @@ def _with_heldout(run: LoggedRun, judged: Judgement) -> Judgement:
 def _not_judged(run: LoggedRun) -> Judgement:
     """What is no reinforcement learning gets one sentence and no verdict."""
     said = f"No verdict: {run.kind.says[:1].lower()}{run.kind.says[1:]}, and only reinforcement "
-    tail = "learning is judged here. If a column is a reward, name it: --map reward=COLUMN."
+    guess = run.columns.get("reward") if run.kind.word == "answers" else None
+    column = shlex.quote(guess or "COLUMN")
+    tail = f"learning is judged here. If a column is a reward, name it: --map reward={column}."
     return Judgement("unknown", "kind", said + tail)
 
 
@@ -171,8 +175,11 @@ def _dead(run: LoggedRun, sign: Sign) -> Judgement:
 def _not_over_a_corpse(judged: Judgement, shown: list[Sign]) -> Judgement:
     """A healthy verdict is not given over a policy that shows no life."""
     grave = [sign for sign in shown if sign.grave == "lifeless"]
-    if judged.verdict != "healthy" or not grave:
+    if judged.verdict != "healthy":
         return judged
+    if not grave:
+        though = "".join(f", though {sign.says}" for sign in shown if sign.key == "cut") + "."
+        return replace(judged, sentence=judged.sentence.removesuffix(".") + though)
     broke = [sign for sign in grave if sign.key in ("numbers", "ended")]
     verdict: Verdict = "degrading" if broke else "stagnating"
     sign = (broke or grave)[0]
@@ -215,7 +222,7 @@ def _dead_floor(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
         return None
     begin = int(above[-1]) + 1
     dead, head = len(scores) - begin, scores[:begin]
-    if dead < DEAD_ROWS or begin < 5 or np.mean(head > low) < 0.8:
+    if dead < DEAD_ROWS or begin < 5 or not _lived(head > low, dead):
         return None
     step = run.steps[rows[begin]]
     began = f"since {run.unit} {step:g}"
@@ -229,6 +236,15 @@ def _dead_floor(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
         float(step),
         int(rows[begin]),
     )
+
+
+def _lived(above: Array, dead: int) -> bool:
+    """Whether scores over the lowest were the rule, so that `dead` rows without one say something.
+
+    Either four in five were, or half of them, and as many rows without one are beyond chance.
+    """
+    share = float(np.mean(above))
+    return share >= 0.8 or (share >= 0.5 and dead * math.log10(1 - share) <= UNHEARD_OF)
 
 
 def _stuck(run: LoggedRun, rows: Array, scores: Array) -> Judgement | None:
@@ -360,7 +376,7 @@ def _dead_stretch(scores: Array) -> tuple[int, int] | None:
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     longest = int(np.argmax(ends - starts))
     begin, length = int(starts[longest]), int(ends[longest] - starts[longest])
-    alive = begin >= 5 and np.mean(scores[:begin] > scores.min()) >= 0.8
+    alive = begin >= 5 and _lived(scores[:begin] > scores.min(), length)
     return (begin, length) if length >= DEAD_ROWS and alive else None
 
 

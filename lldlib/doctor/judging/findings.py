@@ -134,6 +134,8 @@ def patterns(run: LoggedRun, judged: Judgement) -> list[Pattern]:
     if {"short", "entropy down"} <= keys and _entropy_first(scene):
         keys.discard("short")  # both are said, the cause first
         found.sort(key=lambda p: p.key == "short")
+    if {"entropy up", "entropy down"} <= keys and scene.late("entropy") > DOWN_TO:
+        found = [p for p in found if p.key != "entropy down"]  # it died for a few rows
     for key, hidden in EXPLAINED.items():  # what a stronger pattern explains is not said again
         if key in keys:
             found = [p for p in found if p.key not in hidden]
@@ -195,7 +197,9 @@ def _seldom_rewarded(s: Scene, scores: Array) -> str:
     top = top_of(s.run, scores)
     right = top is not None and scores.mean() >= MOST * top  # alike, but mostly in being right
     if min(start, end) >= NO_CONTRAST and not right:  # later on it may be an entropy that died
-        return f"{100 * start:.0f} % of the groups score all their answers alike from the start"
+        known = values_of(s.run, "no_contrast")
+        share = 100 * float(np.mean(known[np.isfinite(known)]))
+        return f"{share:.0f} % of the groups score all their answers alike, from the start on"
     return ""
 
 
@@ -381,7 +385,7 @@ def _entropy_first(s: Scene) -> bool:
 def _format(s: Scene) -> str:
     if not s.fell:
         return ""
-    a, b = s.before("valid_format"), s.peak("valid_format", -1)
+    a, b = s.before("valid_format"), s.late("valid_format")  # a dip that came back is no loss
     if a > 0 and b <= FORMAT_LEFT * a:
         return f"{s.run.columns['valid_format']} fell from {a:.3g} to {b:.3g}"
     a, b = s.before("invalid"), s.peak("invalid")

@@ -72,7 +72,7 @@ def _rose(run: LoggedRun) -> bool:
     return level(scores, float(scores.min())).rise >= ROSE
 
 
-BROKEN = {"cut", "tokens", "format", "numbers"}  # what no solved task shows
+BROKEN = {"cut", "mostly cut", "tokens", "format", "numbers"}  # what no solved task shows
 SOLVED = ("entropy", "gradient", "contrast", "frozen", "tokens")
 
 
@@ -207,11 +207,12 @@ def _cut(run: LoggedRun) -> Iterator[Sign]:
     begin = since(values >= ALL_CUT) if len(values) else None
     if begin is not None:
         share = 100 * float(np.mean(values[-STRETCH:]))
-        says = f"{share:.0f} % of the answers are cut off since {_at(run, rows[begin])}"
-        yield Sign("cut", says, "lifeless", int(rows[begin]))
+        says = f"{share:.0f} % of the answers are cut off, nearly all since {_at(run, rows[begin])}"
+        yield Sign("cut", says, "told" if _rose(run) else "lifeless", int(rows[begin]))
     elif len(values) >= ENOUGH and np.mean(values[-STRETCH:]) >= MOST:
         share = 100 * float(np.mean(values[-STRETCH:]))
-        yield Sign("cut", f"{share:.0f} % of the answers are cut off lately", "told", int(rows[-1]))
+        says = f"{share:.0f} % of the answers are cut off lately"
+        yield Sign("mostly cut", says, "told", int(rows[-1]))
 
 
 def _tokens(run: LoggedRun) -> Iterator[Sign]:
@@ -268,6 +269,16 @@ def _contrast(run: LoggedRun) -> Iterator[Sign]:
         f"{100 * share:.0f} % {said} since {_at(run, int(at))}: there is little left to learn from"
     )
     yield Sign("contrast", says, "lifeless", int(at))
+
+
+def _still_parts(run: LoggedRun) -> Iterator[Sign]:
+    """Parts of the reward that never move, in a run of which another part does."""
+    known = {name: values[np.isfinite(values)] for name, values in run.parts.items()}
+    moves = [name for name, values in known.items() if len(values) and np.ptp(values) > 0]
+    for name, values in known.items():
+        if moves and len(values) >= ENOUGH and not np.ptp(values):
+            says = f"rewards/{name} is {values[0]:g} in all {len(values)} rows: it teaches nothing"
+            yield Sign("still part", says, "told")
 
 
 def _frozen(run: LoggedRun) -> Iterator[Sign]:
@@ -340,6 +351,7 @@ RULES: tuple[Callable[[LoggedRun], Iterator[Sign]], ...] = (
     _tokens,
     _format,
     _contrast,
+    _still_parts,
     _frozen,
     _llds,
 )

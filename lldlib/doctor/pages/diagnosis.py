@@ -41,6 +41,7 @@ class Diagnosis:
             return []
         held = np.isfinite(self.run.heldout).any()
         have = self.run.signals.keys() | ({"heldout"} if held else set())
+        have |= {"kl"} if "kl_sum" in have else set()
         return [name for name in ("reward", *WORTH_NAMING) if name not in have]
 
     @property

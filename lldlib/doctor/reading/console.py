@@ -577,6 +577,11 @@ _WRITES = re.compile(
     r"save_|torch\.save|\bsave\b|json\.dump|in dump\b|inline_container|No space left|Disk quota|"
     r"push_to_hub|serializ|wandb.*finish"
 )
+_DONE = re.compile(
+    r"TrainOutput\(|\btraining (?:is )?(?:complete|finished|done)|"
+    r"\bmodel (?:was )?(?:saved|pushed)",
+    re.I,
+)
 _BY_HAND = re.compile(r"KeyboardInterrupt|SystemExit|DUE TO TIME LIMIT|CANCELLED AT")
 
 
@@ -586,8 +591,8 @@ def ending(lines: Iterable[str]) -> Ending | None:
     start = next((i for i, x in enumerate(tail) if x.lstrip().startswith("Traceback (most")), None)
     at = [i for i, x in enumerate(tail) if _ERROR.match(x) or _KILLED.match(x)]
     at = [i for i in at if len(tail) - 1 - i <= AFTER_ERROR]
-    if not at:
-        return None
+    if not at or any(_DONE.search(line) for line in tail[at[-1] + 1 :]):
+        return None  # what goes on to its end did not die
     last = tail[at[-1]]
     killed = bool(_KILLED.match(last))
     if start is None and not killed:

@@ -142,7 +142,7 @@ def _table_lines(text: str) -> list[str]:
     rows = [[html.unescape(re.sub(r"<[^>]+>", "", c)).strip() for c in row] for row in rows if row]
     if len(rows) < 2 or "Step" not in rows[0]:
         return []
-    head = [name.replace(" ", "_").lower() for name in rows[0]]
+    head = [re.sub(r" ?(/) ?| ", lambda m: m[1] or "_", name).lower() for name in rows[0]]
     return [str(dict(zip(head, row, strict=False))) for row in rows[1:]]
 
 
@@ -200,10 +200,16 @@ def table(path: Path, lines: Iterable[str], mark: str, wanted: Columns) -> list[
             runs[run] = Log(f"{path.name}: {run}", "W&B chart export (CSV)")
     form = "W&B export (CSV)" if wandb else "CSV"
     runs = runs or {"": Log(path.name, form)}
+    before, known = "", ""  # the last column's cell in the row before, and its latest number
     for row in rows:
         row = _without_thousands(row)
-        if len(row) != len(header) or row[-1].endswith("\0"):
+        if len(row) != len(header):
             continue  # a last line that is cut, or one from something else
+        if row[-1].endswith("\0"):  # a last line without its end: its last number may be cut
+            row[-1] = row[-1].rstrip("\0")
+            if len(row[-1]) < len(known if row[-1] else before):
+                continue
+        before, known = row[-1], row[-1] or known
         for run, log in runs.items():
             cells = [(w[1], f) for w, f in zip(which, row, strict=True) if w and w[0] in ("", run)]
             log.add(numbers({k: _cell(v, mark) for k, v in cells if v}, log), wanted)

@@ -352,10 +352,17 @@ def _ordered(steps: Array, every: dict, notes: list[str]) -> tuple[Array, dict]:
         ends = [*starts[1:], len(steps)]
         long = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= ENOUGH]
         a, b = long[-1] if long else max(zip(starts, ends, strict=True), key=lambda p: p[1] - p[0])
-        notes.append(
-            f"the file holds {len(starts)} runs, each from its first step; "
-            f"judged is number {starts.index(a) + 1} (steps {steps[a]:g} to {steps[b - 1]:g})"
-        )
+        reward = every.get(("signal", "reward"))
+        spans = [slice(*span) for span in zip(starts, ends, strict=True)]
+        twice = {s.start: _reprinted(steps, reward, s, slice(a, b)) for s in spans if s.start != a}
+        own = [start for start in starts if not twice.get(start)]
+        if any(twice.values()):
+            notes.append(f"the first {_rows(max(twice.values()))} stand twice: taken once")
+        if len(own) > 1:
+            notes.append(
+                f"the file holds {len(own)} runs, each from its first step; "
+                f"judged is number {own.index(a) + 1} (steps {steps[a]:g} to {steps[b - 1]:g})"
+            )
         steps, every = steps[a:b], {k: v[a:b] for k, v in every.items()}
     lowest_after = np.minimum.accumulate(steps[::-1])[::-1]
     later = np.append(lowest_after[1:], np.inf)
@@ -366,6 +373,19 @@ def _ordered(steps: Array, every: dict, notes: list[str]) -> tuple[Array, dict]:
         again = _done_again(steps, every.get(("signal", "reward")))
         notes.append(f"resumed at step {shown}: {_rows(again)} {_were(again)} done again")
     return steps[keep], {k: v[keep] for k, v in every.items()}
+
+
+def _reprinted(steps: Array, reward: Array | None, part: slice, run: slice) -> int:
+    """How many rows with a reward `part` has, if they are the first ones of `run`; else 0."""
+    if reward is None:
+        return 0
+    known = np.isfinite(reward)
+    (at, there), (first, here) = (
+        (steps[span][known[span]], reward[span][known[span]]) for span in (part, run)
+    )
+    count = len(at)
+    alike = np.array_equal(at, first[:count]) and np.array_equal(there, here[:count])
+    return count if count > 1 and alike else 0
 
 
 def _done_again(steps: Array, reward: Array | None) -> int:

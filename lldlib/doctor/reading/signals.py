@@ -573,12 +573,13 @@ def read_name(column: str) -> Name:
             column, scale = unit[1], float(unit[2])
         except ValueError:
             return Name()
+    column = re.sub(r"\s*/\s*", "/", column)  # a notebook's table has "completions / mean_length"
     bare = canonical(column)
     spelled = column.strip().lower().replace("-", "_")
     joined = re.sub(r"\s+", "_", spelled)  # a console's "Val Reward"
     held = next((i for i, p in enumerate(_HELDOUT) if p.fullmatch(joined)), None)
     part = PART.fullmatch(re.sub(r"^train/", "", column.strip()))
-    found = tuple(_PLACE.get(bare, ())) if held is None else ()
+    found = tuple(_PLACE.get(bare) or _averaged(bare)) if held is None else ()
     trouble = bool(TOOL_TROUBLE.fullmatch(spelled)) and not spelled.startswith("timing")
     return Name(
         found or (_nested(bare) or _guess(bare) if held is None and bare not in _STEP else ()),
@@ -591,6 +592,13 @@ def read_name(column: str) -> Name:
         held is None and bool(MAY_BE_HELDOUT.fullmatch(spelled)),
         spelled in PER_SHARE.values(),
     )
+
+
+def _averaged(bare: str) -> list[tuple[str, int]]:
+    """What a name with `avg` in it is: the same with `mean` in its place."""
+    names = (re.sub(r"^avg_|^average_", "mean_", bare), re.sub(r"_(?:avg|average)$", "_mean", bare))
+    names += (re.sub(r"_(?:avg|average)$", "", bare),)
+    return next((_PLACE[name] for name in names if name != bare and name in _PLACE), [])
 
 
 def _nested(bare: str) -> tuple[tuple[str, int], ...]:
