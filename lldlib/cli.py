@@ -71,6 +71,9 @@ Bare = tyro.conf.arg(name="")  # the fields' flags have no prefix
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 after an error that the user can mend."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):  # an encoding that lacks a letter ends no command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if arguments[:1] == ["--version"]:
         say(f"lldlib {lldlib.__version__}")
         return 0
@@ -92,10 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be installed
+        on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which may not be installed
+        if not on_gpu and "DefaultCPUAllocator" not in str(error):
             raise
         what = "lower --rollout.at-once (rollouts, exams) or --micro-rows (evaluate, sft: --rows)"
-        say(f"error: out of GPU memory: {what}", file=sys.stderr)
+        say(f"error: out of {'GPU ' * on_gpu}memory: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         say("stopped", file=sys.stderr)
@@ -395,8 +399,8 @@ def warmstart(config: Annotated[WarmstartConfig, Bare], out: Path = Path("runs/w
 
     _one_thread()
     claim(out, "warmstart")
-    policy = warm_start(World.load(), config)
     with new_folder(out) as fresh:
+        policy = warm_start(World.load(), config)
         save_policy(policy, fresh)
     say(f"policy: {out}")
     start = {} if config.start is None else {"policy": config.start}

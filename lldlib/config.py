@@ -188,7 +188,8 @@ class LossConfig:
     surrogate: Literal["ppo", "cispo", "reinforce"] = "ppo"
     # importance weight of a token, policy over sampler, at most its limit, or 0 beyond it
     sampler_correction: Literal["none", "truncated", "masked"] = "none"
-    sampler_limit: Positive = 2.0  # limit of that weight
+    # over 1, or tokens on which the two agree are cut too
+    sampler_limit: Annotated[float, Within(1, open_low=True)] = 2.0  # limit of that weight
     negative_weight: Weight = 1.0  # factor on negative advantages (a causal control)
     # share of tokens, highest entropy first, that get gradient (80/20: 0.2)
     top_entropy: Share = 1.0

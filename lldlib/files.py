@@ -17,6 +17,8 @@ from typing import Any
 
 LINE = 64_000_000  # bytes of a line, at most; the longest of a question set is some 100,000
 _NO_CHARACTER = re.compile("[\ud800-\udfff\0]")
+# what looking at a folder leaves in it: macOS, Windows, Jupyter
+LEFT_BY_VIEWERS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".ipynb_checkpoints")
 UNFINISHED = ".lldlib.tmp"  # end of the name of a file that is being written
 
 
@@ -171,6 +173,7 @@ def refuse_foreign(folder: Path, command: str, *made: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder")
     held = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+    held = [name for name in held if not any(fnmatchcase(name, p) for p in LEFT_BY_VIEWERS)]
     for name in held:
         if not any(fnmatchcase(name, pattern) for pattern in (*made, f"*{UNFINISHED}")):
             raise ValueError(
@@ -185,6 +188,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     `path` must not exist by then, or be empty: FileExistsError where another came first.
     """
+    if path.resolve() == Path.cwd():
+        raise ValueError(f"{path} is the folder that you are in, which nothing can replace")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent))
@@ -199,6 +204,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def _take_place(fresh: Path, path: Path) -> None:
     try:
+        if os.name == "nt" and path.is_dir():  # Windows replaces no folder, not even an empty one
+            path.rmdir()
         os.replace(fresh, path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

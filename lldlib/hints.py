@@ -78,7 +78,7 @@ def ending(out: Path) -> str:
     run = Run(out)
     figure = save(collapse_figure({run.config.get("method", "run"): [run]}), out / "curves.png")
     more = command("train", "--out", out, "--resume", "--steps", 2 * len(run.metrics))
-    page = out.with_name(f"{out.name}-page")
+    page = out.with_name(f"{out.name}-page") if out.name else out.resolve().parent / "page"
     return "\n".join(
         [
             f"verdict:    {diagnose(out)[-1].judged.sentence}",

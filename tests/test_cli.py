@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -217,6 +218,15 @@ def test_a_qlora_run_on_question_files_trains_evaluates_and_resumes(tmp_path, ca
     policy = policy_of(run, None)
     adapters = [p for name, p in policy.model.named_parameters() if "lora_B" in name]
     assert adapters and any(p.any() for p in adapters)
+
+
+def test_a_letter_that_the_terminal_lacks_ends_no_command(tmp_path):
+    log = tmp_path / "λ.jsonl"
+    log.write_text("".join(f'{{"step": {i}, "reward": 0.5}}\n' for i in range(30)))
+    command = [sys.executable, "-m", "lldlib", "diagnose", str(log)]
+    narrow = os.environ | {"PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(command, env=narrow, capture_output=True)
+    assert done.returncode == 0 and b"?.jsonl" in done.stdout
 
 
 def test_a_reader_that_stops_early_is_no_error(tmp_path):

@@ -127,6 +127,15 @@ def test_likelihood_by_hand():
     assert is_nan(report["likelihood/action_3"])
 
 
+def test_a_row_without_a_reward_is_neither_right_nor_wrong():
+    """Its rollout lost its search tool."""
+    lost = REWARDS.clone()
+    lost[1] = float("nan")
+    assert is_nan(diagnostics.likelihood(OLD, lost, MASK)["likelihood/incorrect"])
+    moved = diagnostics.displacement(OLD, OLD - 1, lost, MASK)
+    assert is_nan(moved["displacement/incorrect"]) and moved["displacement/correct"] < 0
+
+
 def test_likelihood_with_only_correct_rows():
     report = diagnostics.likelihood(OLD, torch.ones(3), MASK)
     assert is_nan(report["likelihood/incorrect"])

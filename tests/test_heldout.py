@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from helpers import micro_trainer
 
 from lldlib.config import RolloutConfig
 from lldlib.evaluate import heldout
@@ -11,7 +12,7 @@ from lldlib.recipes import WORLD, train_config
 from lldlib.runs.folder import Run
 from lldlib.runs.summary import summarise
 from lldlib.train.run import TrainingRun
-from lldlib.types import Episode, StopReason
+from lldlib.types import Episode, Question, StopReason
 from lldlib.world.atlas import Fact, World
 
 CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome"}
@@ -98,6 +99,25 @@ def test_a_run_of_a_device_that_is_not_here_is_asked_on_the_cpu(micro, tmp_path,
     assert "no device 'cuda:7' here" in caplog.text
     with pytest.raises(ValueError, match="no device 'cuda:7' here"):
         policy_of(Run(run.path), None, "cuda:7")
+
+
+def test_an_answer_that_lost_its_tool_has_no_score(monkeypatch):
+    run, question = micro_trainer(), Question("1", "q", ("yes",))
+
+    def episode(right, stop):
+        return Episode(question, [], stop, "yes" if right else None, int(right), 0, right, 0)
+
+    def asked(served, lost):
+        found = [episode(float(i < 2), StopReason.ANSWER) for i in range(served)]
+        found += [episode(0.0, StopReason.TOOL_ERROR) for _ in range(lost)]
+        monkeypatch.setattr(run.rollout, "run", lambda *_, **__: found)
+        return heldout.ask(run.policy, run.rollout, [question], temperature=0.0)
+
+    assert (asked(4, 0).reward, asked(4, 2).reward) == (0.5, 0.5)
+    assert asked(4, 2).scores == asked(4, 0).scores and len(asked(4, 2).episodes) == 6
+    for served, lost in ((4, 3), (0, 2)):
+        with pytest.raises(ConnectionError, match=f"down for {lost} of {served + lost} held-out"):
+            asked(served, lost)
 
 
 def test_a_run_begins_with_the_scores_of_its_start(micro, tmp_path):

@@ -18,6 +18,8 @@ def test_the_prompt_leaves_the_problem_as_it_is():
         ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
         ("\\fbox {x}", "x"),
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),  # escaped braces do not count
+        ("\\boxed{1 \\\\{2} 3}", "1 \\\\{2} 3"),  # nor is a brace after \\\\ escaped
+        ("\\boxed{x \\\\}", "x \\\\"),
         ("\\boxed{3} and \\boxed{4", "3"),  # the last complete one
         ("\\boxed{}", ""),
         ("the answer is 7", None),

@@ -1,5 +1,6 @@
 """Kill a run at any moment: resumed, it gives the numbers of an unbroken one, bit for bit."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,7 +13,9 @@ import pytest
 import torch
 from helpers import tiny_policy
 from resume_worker import KNOBS, PATCHES, config
+from safetensors.torch import load_file, save_file
 
+from lldlib.evaluate.heldout import policy_of
 from lldlib.policy.load import save_policy
 from lldlib.runs import folder as runlog
 from lldlib.runs.folder import METRICS, ROLLOUTS, Run
@@ -253,6 +256,51 @@ def test_a_branch_shares_the_past_and_keeps_its_knobs(folder, turned):
     with pytest.raises(ValueError, match=r"no checkpoint at batch 1: .* has 0, 2, 3, 4"):
         TrainingRun.branch(Run(source), 1, folder / "other")
     assert not (folder / "other").exists()
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_batch_that_was_broken_off_is_never_trained_on(folder, monkeypatch, error):
+    """Its updates may be done and its row not logged."""
+    out = folder / f"broken_{type(error).__name__}"
+    run = TrainingRun(config(folder / "policy"), out)
+    run.step()
+    run.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(run.writer, "rollout", lambda *_: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error)):
+            run.step()
+    for call in (run.step, run.checkpoint, lambda: run.turn(lr=5e-3)):
+        with pytest.raises(ValueError, match=r"batch 3 of .* was broken off: rewind"):
+            call()
+    run.rewind(2)
+    run.run()
+    assert_same_run(Run(out), Run(folder / "unbroken"))
+
+
+@pytest.mark.parametrize("lacks", ["step", "config", "skipped"])
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(folder, lacks):
+    out = folder / f"older_{lacks}"
+    shutil.copytree(folder / "unbroken", out)
+    for state in out.glob("checkpoints/*/state.json"):
+        held = json.loads(state.read_text())
+        del held[lacks]
+        state.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="of another version: start a new run"):
+        TrainingRun(replace(config(folder / "policy"), steps=20), out, resume=True)
+
+
+def test_weights_of_another_policy_are_refused(folder):
+    """Under other names the policy that is asked would be the untrained one."""
+    out = folder / "renamed"
+    shutil.copytree(folder / "unbroken", out)
+    policy_of(Run(out), None)
+    file = max(out.glob("checkpoints/*/tensors.safetensors"))
+    tensors = {k.replace("model.", "model.base."): v for k, v in load_file(file).items()}
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match="weights are not this policy's"):
+        policy_of(Run(out), None)
+    with pytest.raises(ValueError, match="weights are not this policy's"):
+        TrainingRun(replace(config(folder / "policy"), steps=20), out, resume=True)
 
 
 def test_a_rewound_run_goes_the_same_way_again(folder):

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from functools import cache, partial
+from statistics import fmean
 
 import pytest
 import torch
@@ -336,6 +337,7 @@ def test_rollouts_without_their_search_do_not_teach(monkeypatch):
     assert metrics["update/left_out"] == size  # its whole group
     assert metrics["stop/tool_error"] == pytest.approx(1 / len(episodes))
     assert metrics["reward/std"] is not None
+    assert metrics["reward/mean"] == pytest.approx(fmean(e.reward for e in episodes[1:]))
     before = weights(run)
     monkeypatch.setattr(run.rollout, "run", partial(cut, lost=len(episodes)))
     with pytest.raises(ConnectionError, match=r"was down for .* of batch 1: start it, then go on"):

@@ -178,6 +178,12 @@ def test_knobs_are_read_at_the_next_step(monkeypatch):
     assert run.optimizer.param_groups[0]["betas"] == (0.5, 0.9)
 
 
+@pytest.mark.parametrize("knobs", [{"method": "llds"}, {"seed": 5}])
+def test_what_would_change_a_name_alone_cannot_be_turned(knobs):
+    with pytest.raises(ValueError, match="turn"):
+        micro_trainer().turn(**knobs)
+
+
 def test_turning_the_rollout_reaches_the_rollout():
     run = micro_trainer()
     run.turn(rollout=replace(MICRO.rollout, group_size=3, max_tokens=20))

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -254,6 +255,20 @@ def test_a_new_folder_is_whole_or_not_there(tmp_path):
         (fresh / "x").write_text("1")
         raise KeyError
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.tmp"]
+
+
+def test_the_folder_one_is_in_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is the folder that you are in"), new_folder(Path(".")):
+        pytest.fail("the work began")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_looking_at_a_folder_leaves_in_it_is_nobodys_file(tmp_path):
+    for name in (".DS_Store", "._a", "Thumbs.db", "desktop.ini"):
+        (tmp_path / name).write_text("")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    claim(tmp_path, "demo", "*.png")
 
 
 def test_two_that_make_one_folder_leave_that_of_the_first(tmp_path):

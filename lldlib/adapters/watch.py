@@ -13,7 +13,6 @@ from lldlib.losses.lp_reg import Selection
 from lldlib.runs import measures as diagnostics
 from lldlib.runs.folder import Run, RunWriter
 from lldlib.runs.phases import PHASES, Monitor
-from lldlib.types import Span
 from lldlib.world.protocol import parse_action, spans
 
 
@@ -68,9 +67,9 @@ def read_spans(
     for row, (ids, mask) in enumerate(zip(tokens.tolist(), action_mask.tolist(), strict=True)):
         count = 0
         for start, end in runs(mask):
-            found = spans([piece(token) for token in ids[start:end]])
-            labels[row, start:end] = torch.tensor([int(label) for label in found])
-            count += Span.QUERY in found
+            pieces = [piece(token) for token in ids[start:end]]
+            labels[row, start:end] = torch.tensor([int(label) for label in spans(pieces)])
+            count += parse_action("".join(pieces)).kind == "search"  # one without a query is none
         searches.append(count)
     return labels, searches
 

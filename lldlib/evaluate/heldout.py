@@ -10,10 +10,11 @@ import torch
 
 from lldlib.config import RolloutConfig, train_config_from
 from lldlib.policy.load import Policy, check_device, load_as
+from lldlib.policy.optimizer import put_weights
 from lldlib.retrieval import BM25Retriever
 from lldlib.rollout.loop import Rollout
 from lldlib.runs.folder import Run
-from lldlib.types import Episode, Question
+from lldlib.types import Episode, Question, StopReason
 from lldlib.world.atlas import Chain, World, WorldQuestion
 from lldlib.world.environment import ATLAS, Environment, Rules, Split
 
@@ -40,7 +41,8 @@ def ask(
     """Answer every question; `temperature` 0 is greedy.
 
     Where it samples there are `samples` answers to each. It draws from a fixed seed, so that two
-    policies meet the same luck. ValueError for no questions.
+    policies meet the same luck. An answer whose search tool was down has no score. ValueError for
+    no questions, ConnectionError where the tool was down for more answers than it served.
     """
     if not questions:
         raise ValueError("no questions to evaluate: check the file or the slice")
@@ -51,11 +53,17 @@ def ask(
         samples=samples if temperature else 1,
         generator=torch.Generator().manual_seed(0),
     )
+    kept = [e for e in episodes if e.stop is not StopReason.TOOL_ERROR]
+    if (lost := len(episodes) - len(kept)) > sum(e.valid_searches > 0 for e in kept):
+        raise ConnectionError(
+            f"the search tool was down for {lost} of {len(episodes)} held-out answers: start it, "
+            "then ask again (a run goes on with --resume)"
+        )
     scores = {
-        name: sum(score(e.answer, e.question.answers) for e in episodes) / len(episodes)
+        name: sum(score(e.answer, e.question.answers) for e in kept) / len(kept)
         for name, score in rollout.rules.scores.items()
     }
-    return Evaluation(sum(e.reward for e in episodes) / len(episodes), scores, episodes)
+    return Evaluation(sum(e.reward for e in kept) / len(kept), scores, episodes)
 
 
 def pass_at(result: Evaluation, samples: int) -> dict[int, float]:
@@ -99,9 +107,7 @@ def policy_of(run: Run, checkpoint: int | None, device: str | None = None) -> Po
         logger.warning("%s: the policy is asked on the CPU", error)
         load = replace(load, device="cpu")
     policy = load_as(config.policy, load)
-    prefix = "model."
-    weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    policy.model.load_state_dict(weights, strict=False)  # tied and frozen weights are not in there
+    put_weights(tensors, policy.model)
     return policy
 
 

@@ -345,7 +345,7 @@ def load_tokenizer(path: str, **options: str) -> PreTrainedTokenizerFast:
     `options` are those of `from_pretrained`, for a name of the hub.
     """
     own = Path(path, "tokenizer_config.json")
-    if own.exists() and json.loads(own.read_text()).get("tokenizer_class") == "TokenizersBackend":
+    if own.exists() and json.loads(own.read_bytes()).get("tokenizer_class") == "TokenizersBackend":
         return PreTrainedTokenizerFast.from_pretrained(path)
     return AutoTokenizer.from_pretrained(path, **options)
 

@@ -118,13 +118,30 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor
 
 
 @torch.no_grad()
+def put_weights(tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Put the weights of `pack` back.
+
+    Raises ValueError, before any is, where names or shapes are not those that training moves.
+    """
+    lead, parameters = "model.", trainable(model)
+    held = {key.removeprefix(lead): t for key, t in tensors.items() if key.startswith(lead)}
+    ours, theirs = ({n: tuple(t.shape) for n, t in some.items()} for some in (parameters, held))
+    if odd := sorted(ours.items() ^ theirs.items()):
+        raise ValueError(
+            f"the checkpoint's weights are not this policy's ({odd[0][0]}): was the policy, its "
+            "LoRA or the version of a package changed since?"
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(held[name])
+
+
+@torch.no_grad()
 def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the content of `pack` back; a parameter without moments has not been stepped yet."""
+    put_weights(tensors, model)
     optimizer.state.clear()
     state = {key: value for key, value in tensors.items() if key.startswith("optimizer.")}
     parameters = trainable(model)
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[f"model.{name}"])
     for key, value in state.items():
         _, moment, name = key.split(".", 2)
         parameter = parameters[name]

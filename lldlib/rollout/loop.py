@@ -110,6 +110,11 @@ def _control_tokens(tokenizer) -> tuple[dict[int, str], int | None]:
     for number, token in tokenizer.added_tokens_decoder.items():
         if token.special or "<" in token.content or "[" in token.content:
             marks[number] = token.content
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is written in Python alone: save the policy with a fast "
+            "tokenizer (tokenizer.json)"
+        )
     word = getattr(tokenizer.backend_tokenizer.model, "unk_token", None)
     unknown = None if word is None else tokenizer.convert_tokens_to_ids(word)
     kept = {n: mark for n, mark in marks.items() if n != unknown and mark not in TAGS}

@@ -340,7 +340,10 @@ class Run:
         """
 
         def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-            return load_file(folder / TENSORS), load_json((folder / STATE).read_bytes())
+            state = load_json((folder / STATE).read_bytes())
+            if not isinstance(state, dict) or "step" not in state:
+                raise ValueError(f"{folder} is a checkpoint of another version: start a new run")
+            return load_file(folder / TENSORS), state
 
         return self.read_checkpoint(step, load)
 

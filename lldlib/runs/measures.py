@@ -53,7 +53,7 @@ def displacement(
     total = change.sum(1)
     present = action_mask.any(1)
     correct = (rewards > RIGHT) & present
-    incorrect = ~(rewards > RIGHT) & present
+    incorrect = (rewards <= RIGHT) & present  # one that lost its tool has no reward (nan)
     report = {
         "displacement/correct": _mean(total[correct]),
         "displacement/incorrect": _mean(total[incorrect]),
@@ -132,7 +132,7 @@ def likelihood(
     correct = action_mask & (rewards > RIGHT)[:, None]
     return {
         "likelihood/correct": masked_mean(logp, correct),
-        "likelihood/incorrect": masked_mean(logp, action_mask & ~correct),
+        "likelihood/incorrect": masked_mean(logp, action_mask & (rewards <= RIGHT)[:, None]),
         **_by_action("likelihood", logp, action_ids(action_mask), correct),
     }
 

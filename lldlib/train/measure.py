@@ -18,7 +18,7 @@ from lldlib.rollout.batch import collate
 from lldlib.rollout.loop import Rollout
 from lldlib.runs import measures
 from lldlib.train.experience import Experience, scored
-from lldlib.types import Batch, Episode, Question, Turn, WatchedWords
+from lldlib.types import Batch, Episode, Question, StopReason, Turn, WatchedWords
 
 # -- before the updates --------------------------------------------------------------------------
 
@@ -81,9 +81,10 @@ def of_batch(
     new, mask = scored(model, batch, config).logp, batch.action_mask
     std = batch.rewards.view(-1, config.rollout.group_size).std(1)
     std = std[std.isfinite()]  # a group that is left out has none
+    served = [e for e in episodes if e.stop is not StopReason.TOOL_ERROR]
     return {
         "reward/mean": measures.known(
-            float(torch.tensor([e.reward for e in episodes], device="cpu").mean())
+            float(torch.tensor([e.reward for e in served], device="cpu").mean())
         ),
         "reward/std": float(std.mean()),
         "reward/mixed_groups": float((std > 0).float().mean()),

@@ -67,6 +67,7 @@ class TrainingRun:
         s = self.setting
         self.trainer = Trainer(config, s.policy, s.environment, s.probe)
         self.monitor = Monitor()
+        self._broken = False  # whether a batch was broken off in its midst
         if resume:
             self._resume()
         else:
@@ -79,6 +80,7 @@ class TrainingRun:
             self._go_on(held, step)
 
     def _go_on(self, held: Held, step: int | None) -> None:
+        self._broken = False
         run = Run(self.out)
         step = run.resumes_at() if step is None else step
         if step is None:  # killed before it had done anything
@@ -87,6 +89,8 @@ class TrainingRun:
             self._begin()
             return
         tensors, state = run.load_checkpoint(step)
+        if not {"config", "skipped"} <= state.keys():
+            raise ValueError(f"{self.out} has checkpoints of another version: start a new run")
         self.trainer.turn(**vars(train_config_from(state["config"])))
         self.trainer.load_state(tensors, state)
         step = state["step"]
@@ -177,6 +181,7 @@ class TrainingRun:
 
     def checkpoint(self) -> None:
         """Write a checkpoint from which the next batch continues."""
+        self._refuse_broken()
         tensors, state = self.trainer.state()
         self.writer.checkpoint(self.next_batch, tensors, state)
         if self.next_batch:  # an event belongs to the batch that it follows
@@ -203,7 +208,27 @@ class TrainingRun:
             self.writer.question(self.next_batch, record(episode, policy.tokenizer))
 
     def step(self) -> dict[str, float]:
-        """One batch: train, evaluate when due, log, checkpoint when due."""
+        """One batch: train, evaluate when due, log, checkpoint when due.
+
+        Raises ValueError after one that an error or Ctrl-C broke off, which may have trained
+        already: `rewind`, or open the run again.
+        """
+        self._refuse_broken()
+        index = self.next_batch
+        try:
+            return self._step()
+        except BaseException as error:  # a search service may be down before anything was trained
+            self._broken = not isinstance(error, ConnectionError) or self.next_batch != index
+            raise
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise ValueError(
+                f"batch {self.next_batch} of {self.out} was broken off: rewind to a checkpoint, or "
+                "open the run again to go on from its last one"
+            )
+
+    def _step(self) -> dict[str, float]:
         index, config = self.next_batch, self.config
         start = {}
         if self._untrained:

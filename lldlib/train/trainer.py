@@ -37,7 +37,7 @@ GRAD_SHARE_EVERY = 5  # batches between measurements of the negative share: a pa
 # weights of what reads new against old
 OFF_POLICY = ("llds_coef", "old_kl_coef", "kl_cov_coef", "sapo_coef")
 
-FIXED = {"policy", "load", "data"}  # of the config: what a run is made of
+FIXED = {"policy", "load", "data", "seed"}  # of the config: what a run is made of
 
 logger = logging.getLogger(__name__)
 
@@ -347,6 +347,8 @@ class Trainer:
         changed = {name for name in knobs if knobs[name] != getattr(self.config, name)}
         if fixed := sorted(changed & FIXED):
             raise ValueError(f"{fixed[0]} cannot be turned in mid-run: start a new run for it")
+        if "method" in changed and "loss" not in knobs:
+            raise ValueError("method names a run's loss and does not change it: turn its loss too")
         if "probe_every" in changed and config.probe_every and self.probe is None:
             raise ValueError("probe_every was 0 at the start: there is no probe set to turn to")
         for name in ("eval_every", "questions_every"):

@@ -57,10 +57,10 @@ def need_math_verify() -> None:
 def boxed(text: str) -> str | None:
     """What the last complete \\boxed{...} or \\fbox{...} of a text holds, braces balanced."""
     for match in reversed(list(_BOX.finditer(text))):
-        depth = 1
+        depth, escaped = 1, False
         for place in range(match.end(), len(text)):
-            escaped = text[place - 1] == "\\"
             depth += 0 if escaped else {"{": 1, "}": -1}.get(text[place], 0)
+            escaped = text[place] == "\\" and not escaped
             if depth == 0:
                 return text[match.end() : place].strip()
     return None

@@ -41,6 +41,8 @@ def test_spans_are_read_off_the_policys_tokens_alone():
     assert labels[0].tolist() == [free] + [query] * 3 + [none] * 3 + [free] + [answer] * 3
     assert labels[1].tolist() == [answer] * 3 + [none] * 8
     assert searches == [1, 0]
+    empty = torch.tensor([[0, 2, 3, 4, 5]])  # a search without a query is none
+    assert read_spans(empty, torch.ones_like(empty).bool(), WORDS.__getitem__)[1] == [0]
     told = [labels[0].tolist(), [answer] * 3]  # a rollout gives them without padding
     assert given_spans(told, tokens).tolist() == labels.tolist()
 
