@@ -341,6 +341,8 @@ def train_config_from(raw: dict) -> TrainConfig:
     """The TrainConfig of a run folder's config.json; ValueError if of sft or another version."""
     if "files" in raw:
         raise ValueError("a run of sft, not of train: evaluate it with --policy RUN/policy")
+    if "engine" in raw:
+        raise ValueError(f"a run of {raw['engine']}, not of train: go on with it there")
     names = {f.name for f in fields(TrainConfig)}
     kept = {k: v for k, v in raw.items() if k in names}
     try:

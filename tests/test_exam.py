@@ -198,6 +198,11 @@ def test_a_folder_belongs_to_one_way_of_asking(tmp_path):
     exam(policy, tmp_path).ask(QA, questions, progress=False)
     with pytest.raises(ValueError, match="holds answers with max_tokens = 250, not 99: use"):
         exam(policy, tmp_path, max_tokens=99)
+    for broken, said in (("[1]", "holds no settings"), ('{"a', "is broken")):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / "settings.json").write_text(broken)
+        with pytest.raises(ValueError, match=said):
+            exam(policy, tmp_path / "other")
     with pytest.raises(ValueError, match="'0' was another question"):
         exam(policy, tmp_path).ask(QA, [Question("0", "other", ("x",))], progress=False)
     for wrong in ({"rows": 0}, {"limit": 0}):

@@ -154,3 +154,9 @@ def test_settings_come_back_and_what_fits_nowhere_is_said(folder, file, tmp_path
         run.step()
     with pytest.raises(ValueError, match=r"differs in .*autocast.* another version; begin"):
         sft_config_from({"seed": 0})
+    raw = Run(tmp_path / "run").config
+    for odd in ({"load": {"quantise": None}}, {"files": 5}, {"files": "x.jsonl"}):
+        with pytest.raises(ValueError, match="of another version"):
+            sft_config_from(raw | odd)
+    with pytest.raises(ValueError, match="a run of trl, not of train"):
+        train_config_from({"engine": "trl"})

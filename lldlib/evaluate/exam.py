@@ -149,7 +149,12 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, settings)
         return
-    there = load_json(path.read_bytes())
+    try:
+        there = load_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({error}): use another --out") from error
+    if not isinstance(there, dict):
+        raise ValueError(f"{path} holds no settings of an exam: use another --out")
     for name in settings.keys() | there.keys():
         if settings.get(name) != there.get(name):
             raise ValueError(

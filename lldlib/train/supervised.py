@@ -312,4 +312,12 @@ def sft_config_from(raw: dict) -> SftConfig:
             f"this run's config.json differs in {other}: it is no warm start, or one of another "
             "version; begin a new run"
         )
-    return SftConfig(**(kept | {"files": tuple(kept["files"]), "load": LoadConfig(**kept["load"])}))
+    try:
+        if not isinstance(kept["files"], list):
+            raise TypeError("files is no list")
+        config = kept | {"files": tuple(kept["files"]), "load": LoadConfig(**kept["load"])}
+        return SftConfig(**config)
+    except TypeError as error:
+        raise ValueError(
+            f"this run's config.json is of another version ({error}): begin a new run"
+        ) from error
