@@ -340,10 +340,7 @@ class Run:
         """
 
         def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-            state = load_json((folder / STATE).read_bytes())
-            if not isinstance(state, dict) or "step" not in state:
-                raise ValueError(f"{folder} is a checkpoint of another version: start a new run")
-            return load_file(folder / TENSORS), state
+            return load_file(folder / TENSORS), load_json((folder / STATE).read_bytes())
 
         return self.read_checkpoint(step, load)
 

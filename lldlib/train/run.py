@@ -89,7 +89,7 @@ class TrainingRun:
             self._begin()
             return
         tensors, state = run.load_checkpoint(step)
-        if not {"config", "skipped"} <= state.keys():
+        if not isinstance(state, dict) or not {"config", "step"} <= state.keys():
             raise ValueError(f"{self.out} has checkpoints of another version: start a new run")
         self.trainer.turn(**vars(train_config_from(state["config"])))
         self.trainer.load_state(tensors, state)

@@ -369,6 +369,8 @@ class Trainer:
 
     def load_state(self, tensors: dict[str, Tensor], state: dict) -> None:
         """Continue from a checkpoint's content, bit for bit on the CPU."""
+        if "skipped" not in state:
+            raise ValueError("the checkpoint is of another version: start a new run")
         self.step_index, self.skipped = state["step"], state["skipped"]
         self.llds_weight = state.get("llds_weight", self.config.loss.llds_coef)
         unpack(tensors, self.policy.model, self.optimizer)
