@@ -156,6 +156,7 @@ class TrainingRun:
 
         A checkpoint holds the knobs, so that a killed run goes on with them.
         """
+        self._refuse_broken()
         before = self.config
         self.trainer.turn(**knobs)
         self.checkpoint()

@@ -58,17 +58,6 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Advice:
-    """One thing to try."""
-
-    do: str
-    evidence: str
-    price: str
-    source: str
-    pattern: str  # what it is for
-
-
-@dataclass(frozen=True)
 class Scene:
     """A run with its verdict, and where the fall is: what the rules of the patterns look at."""
 
