@@ -172,7 +172,7 @@ class Named:
             return train_config(self.method, seed=0, policy=self.policy, **world)
         from lldlib.runs.folder import Run
 
-        return train_config_from(Run(self.out).config)
+        return train_config_from(Run(self.out).settings())
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def train(
 
     _one_thread()
     if resume:
-        own = train_config_from(Run(out).config)
+        own = train_config_from(Run(out).settings())
         if replace(config, steps=own.steps) != own:
             raise ValueError(
                 "--resume goes on by the run's own settings: give it only --out, and --steps to "
@@ -552,7 +552,8 @@ class Asked:
 
         if self.run is None:
             return train_config("grpo", seed=0, policy=self.policy)
-        return train_config_from(Run(self.run).config)
+        before = None if self.checkpoint is None else self.checkpoint + 1
+        return train_config_from(Run(self.run).settings(before))
 
     def names(self) -> dict[str, Any]:
         """What the answers depend on besides the exam's own settings."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from test_cli import error_of, train
 
-from lldlib.cli import main
+from lldlib.cli import Asked, main
+from lldlib.config import train_config_from
 from lldlib.recipes import train_config
 from lldlib.runs.folder import Run
 from lldlib.train.rehearse import Rehearsal, duration, exams_due
@@ -57,6 +58,24 @@ def test_a_finished_run_that_is_extended_is_the_longer_run(quick, tmp_path, caps
     assert main(["train", "--out", str(short), "--resume", "--steps", "3"]) == 2
     assert "short has trained 4 batches: give --steps 4 or more" in error_of(capsys)
     assert len(Run(short).metrics) == 4
+
+
+def test_what_was_turned_rules_the_commands_that_follow(quick, tmp_path, capsys):
+    """`--resume` and `evaluate --run` read the settings as they stand, not as they began."""
+    out = tmp_path / "run"
+    run = TrainingRun(train_config("grpo", 0, **quick), out)
+    run.step()
+    run.turn(steps=3, rollout=replace(run.config.rollout, max_tokens=70), lr=2e-4)
+    turned = run.config
+    run.writer.close()
+    assert train_config_from(Run(out).settings()) == turned
+    assert train_config_from(Run(out).settings(1)) == train_config("grpo", 0, **quick)
+    assert Asked(run=out, checkpoint=1).config() == turned
+    assert Asked(run=out, checkpoint=0).config() == train_config("grpo", 0, **quick)
+    assert main(["train", "--out", str(out), "--resume", "--dry-run"]) == 0
+    assert "to go:     2 batches" in capsys.readouterr().out
+    assert main(["train", "--out", str(out), "--resume"]) == 0
+    assert len(Run(out).metrics) == 3
 
 
 @pytest.mark.parametrize("more", [["--lr", "0.5"], ["--method", "llds"], ["--seed", "7"]])

@@ -206,6 +206,9 @@ def test_phases_of_an_unmeasured_probe_and_of_unequal_lengths():
     for tell in (phase_labels, live_labels, live_phase):
         with pytest.raises(ValueError, match="1 rewards and 0 probe"):
             tell([0.5], [], RULE)
+    assert phase_labels([], [], RULE) == live_labels([], [], RULE) == []
+    with pytest.raises(ValueError, match="no batch yet"):
+        live_phase([], [], RULE)
 
 
 def test_a_probe_scored_now_and_then_is_read_between_its_values():

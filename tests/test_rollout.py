@@ -137,10 +137,14 @@ def test_the_token_budget_is_exact_at_every_length():
         assert all(len(turn.logp) == len(turn.tokens) for turn in episode.turns)
 
 
-def test_a_prompt_over_the_budget_is_cut():
+def test_a_prompt_over_the_budget_is_cut_with_a_warning(caplog):
     (episode,), (turns,), _, model = characters([[("a", ANSWER)]], max_tokens=5)
     assert turns == [("prompt", "Quest")] and model.fed == 5
     assert episode.stop is StopReason.TOKEN_BUDGET and episode.answer is None
+    assert "prompts of 1 of 1 rows fill max_tokens 5" in caplog.text
+    caplog.clear()
+    characters([[("a", ANSWER)]])
+    assert not caplog.text
 
 
 def test_a_retriever_that_is_down_ends_only_the_rollouts_that_asked(caplog):

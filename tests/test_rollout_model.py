@@ -1,6 +1,7 @@
 """The rollout of a real model: its log-probs, its draws, and the cache behind them."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,18 @@ from helpers import (
     worded,
     world_questions,
 )
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.cache_utils import DynamicLayer
 
 from lldlib.config import RolloutConfig
-from lldlib.policy.load import Policy
+from lldlib.policy.load import Policy, check_length
 from lldlib.policy.score import score
 from lldlib.retrieval import BM25Retriever, Retriever
 from lldlib.rollout.batch import collate
@@ -36,6 +44,32 @@ SHAPE = (  # of a Qwen2 that a Qwen3 of the same size needs too
 
 def flat(episode: Episode) -> list[int]:
     return [token for turn in episode.turns for token in turn.tokens]
+
+
+GPT2 = GPT2Config(n_positions=32, n_embd=16, n_layer=1, n_head=2)
+OPT = OPTConfig(
+    max_position_embeddings=32,
+    hidden_size=16,
+    ffn_dim=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    word_embed_proj_dim=16,
+)
+
+
+@pytest.mark.parametrize("config", [GPT2, OPT], ids=["gpt2", "opt"])
+def test_a_table_of_positions_limits_the_rows(config: PreTrainedConfig):
+    model = AutoModelForCausalLM.from_config(config)
+    check_length(model, 32)
+    model(torch.ones(1, 32, dtype=torch.long))
+    with pytest.raises(
+        ValueError, match=r"max_tokens 33 is more than .* can read: give 32 or less"
+    ):
+        check_length(model, 33)
+    policy = replace(tiny_policy(), model=model)
+    with pytest.raises(ValueError, match="max_tokens 90"):
+        random_batch(policy, 1, max_tokens=90)
+    check_length(tiny_policy().model, 100_000)  # rotary positions have no table
 
 
 def test_prompts_of_different_lengths():

@@ -330,6 +330,18 @@ def end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> frozense
     return frozenset(one for one in (tokenizer.eos_token_id, *several) if one is not None)
 
 
+def check_length(model: nn.Module, max_tokens: int) -> None:
+    """ValueError for rows longer than a model with a table of positions (GPT-2's) can read."""
+    for name, module in model.named_modules():
+        place = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and ("position" in place or place == "wpe"):
+            most = model.config.max_position_embeddings
+            if max_tokens > most:
+                raise ValueError(
+                    f"max_tokens {max_tokens} is more than the policy can read: give {most} or less"
+                )
+
+
 def unpacked(model: nn.Module) -> AbstractContextManager:
     """In this context a 4-bit model on the CPU does not unpack its weights anew for every token."""
     if not getattr(model, "is_loaded_in_4bit", False):

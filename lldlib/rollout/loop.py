@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lldlib.config import RolloutConfig
 from lldlib.files import Foreign, clean
-from lldlib.policy.load import TAGS, end_tokens, unpacked
+from lldlib.policy.load import TAGS, check_length, end_tokens, unpacked
 from lldlib.policy.rounding import rounded
 from lldlib.retrieval import Retriever, RetrieverError
 from lldlib.rollout.draw import Drawer
@@ -163,7 +163,10 @@ class Rollout:
         Where the config has a sampler that differs from the policy, that one draws.
         The `generator` is one of the CPU, wherever the model is. The model samples in evaluation
         mode, since gradient checkpointing in training mode would switch the cache off.
+        A row whose prompt alone fills `max_tokens` is cut there, with a warning. Raises ValueError
+        where the model cannot read so many tokens.
         """
+        check_length(model, self.config.max_tokens)
         training, self.ends = model.training, end_tokens(model, self.text.tokenizer)
         model.eval()
         try:
@@ -186,6 +189,12 @@ class Rollout:
             torch.rand(size, generator=generator) if temperature else torch.zeros(1).expand(size)
         )
         rows = [self._start(row, *pair) for row, pair in enumerate(asked)]
+        most = self.config.max_tokens
+        if full := sum(len(row.pending) >= most for row in rows):
+            told = (
+                "the prompts of %d of %d rows fill max_tokens %d, so nothing is answered: raise it"
+            )
+            logger.warning(told, full, len(rows), most)
         left = rows
         with rounded(model, self.config.sampler_weights), unpacked(model):
             while left:

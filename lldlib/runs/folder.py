@@ -231,7 +231,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run."""
+        """The settings that the run started with."""
         try:
             with (self.path / CONFIG).open("rb") as file:
                 config = load_json(file.read(LINE))
@@ -240,6 +240,14 @@ class Run:
         if not isinstance(config, dict):
             raise ValueError(f"{self.path / CONFIG} holds no settings: it is no JSON object")
         return config
+
+    def settings(self, before: int | None = None) -> dict[str, Any]:
+        """The settings as they stand after all knobs, or stood after those before a batch."""
+        settings = self.config
+        for event in self.events:
+            if event["kind"] == "knob" and (before is None or event["step"] < before):
+                settings |= {k: v for k, v in event.items() if k not in ("step", "kind")}
+        return settings
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

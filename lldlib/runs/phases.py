@@ -124,7 +124,7 @@ def phases_of(run: Run) -> Phases:
     A run goes on while it has fewer batches than the `steps` of its settings.
     """
     columns = [run.column(key) for key in PHASE_KEYS]
-    steps = run.config.get("steps")
+    steps = run.settings().get("steps")
     if isinstance(steps, int) and len(run.metrics) < steps:
         return Phases(tuple(live_labels(*columns, DEFAULT)), "live")
     return Phases(tuple(phase_labels(*columns, DEFAULT)), "with hindsight")
@@ -231,8 +231,13 @@ def live_labels(rewards: Series, probe: Series, rule: PhaseRule) -> list[Phase]:
 
 
 def live_phase(rewards: Series, probe: Series, rule: PhaseRule) -> Phase:
-    """The phase of the last batch: the last of `phase_labels` of what is known by then."""
+    """The phase of the last batch: the last of `phase_labels` of what is known by then.
+
+    Raises ValueError where there is no batch.
+    """
     known, seen = _checked(rewards, probe)
+    if known.empty:
+        raise ValueError("no batch yet: give a reward and a probe value per batch")
     return "collapse" if _collapsed(known, rule)[-1] else _last_name(known, seen, rule)
 
 

@@ -96,7 +96,7 @@ class TrainingRun:
         step = state["step"]
         self.writer = RunWriter.resume(self.out, step, held)
         # a knob turned at this very batch is in the checkpoint, and its event was just dropped
-        self._log_knobs(logged_config(run, step))
+        self._log_knobs(train_config_from(run.settings(step)))
         self.writer.event(step, "resume")
         self.monitor = Monitor(Run(self.out).metrics)
 
@@ -350,12 +350,3 @@ def status(row: Mapping[str, float | int | None], phase: Phase, told: Told = "li
     """Where a run stands after a batch: its reward, entropy, probe likelihood, and phase."""
     parts = [f"{name} {row[key]:.2f}" for key, name in STATUS.items() if row.get(key) is not None]
     return "  ".join([*parts, f"{phase} ({told})"])
-
-
-def logged_config(run: Run, step: int) -> TrainConfig:
-    """The settings before batch `step` by config.json and the knobs turned before that batch."""
-    raw = run.config
-    for event in run.events:
-        if event["kind"] == "knob" and event["step"] < step:
-            raw |= {name: value for name, value in event.items() if name not in ("step", "kind")}
-    return train_config_from(raw)

@@ -22,6 +22,7 @@ from lldlib.files import new_folder
 from lldlib.policy.load import (
     Policy,
     check_device,
+    check_length,
     load_as,
     save_policy,
     tiny_model,
@@ -205,6 +206,7 @@ class SftRun(Supervised):
             rows=config.rows,
             autocast=config.autocast,
         )
+        check_length(self.policy.model, config.max_tokens)
         self.text = TokenText(self.policy.tokenizer)
         if resume:
             self._resume()
