@@ -107,6 +107,7 @@ def test_the_deciding_pairs():
 
     pair, page = "1e-4 | 2e-4 | 10 | not told apart: LLDS", "(data/atlas/uncertain.md)"
     mean, between = told(0, plain).split(" ", 1)
+    between += f"; both at 1e-4 {told(0, plain, uncertain.Arm(kept.coef, plain.rate))}"
     assert f"40 batches, best rates | {pair} [{mean}]{page} {between} |" in README
     assert f"misses, 40 batches, best rates | {pair} {told(0.35, plain)} |" in README
     assert hotter.rate == 2 * plain.rate
@@ -253,7 +254,7 @@ def test_what_an_epsilon_does_and_how_500_batches_end():
     assert [len(ends[name]) for name in ("epsilon", "grpo", "llds")] == [3, 3, 3]
     assert two(fmean(ends["epsilon"])) == ".85"  # LLDS has .77 there
     cool = "{}, {} and {} %".format(*(f"{100 * end:.0f}" for end in ends["grpo"]))
-    assert f"GRPO at 5e-5 has {cool} of right answers" in README
+    assert f"GRPO at 5e-5 has {cool} right" in README
     gaps = [grpo - llds for grpo, llds in zip(ends["grpo"], ends["llds"], strict=True)]
     told = interval(gaps).removesuffix(", 3 pairs").replace("0.", ".")
     mean, between = told.split(" ", 1)
