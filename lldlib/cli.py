@@ -294,6 +294,7 @@ def train(
             )
     else:
         refuse_run(out)
+        _refuse_idle(config)
     if dry_run:
         from lldlib.train.rehearse import rehearse
 
@@ -309,6 +310,19 @@ def train(
         return _stopped(resume_hint(out))
     say(f"\n{ending(out)}")
     return 0
+
+
+def _refuse_idle(config: TrainConfig) -> None:
+    """ValueError for a setting that was given of a term that is off, as in a grid of sweep."""
+    from lldlib.train.sweep import applies
+
+    own, start = config.loss, {"policy": config.policy, "world": config.data.world}
+    usual = train_config(config.method, seed=0, **start).loss
+    given = [one.name for one in fields(own) if getattr(own, one.name) != getattr(usual, one.name)]
+    if idle := [name for name in given if not applies(name, own)]:
+        raise ValueError(
+            f"loss.{idle[0]} is of a term that {config.method} has not: turn it on, or drop this"
+        )
 
 
 train.__doc__ = train.__doc__.replace("ALL_METHODS", ", ".join(METHODS))

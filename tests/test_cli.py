@@ -84,6 +84,22 @@ def test_train_writes_a_run_and_resumes_it(micro, tmp_path, capsys):
     assert "give it only --out" in error_of(capsys)
 
 
+def test_a_setting_of_a_term_that_is_off_is_refused(micro, tmp_path, capsys):
+    out = tmp_path / "run"
+    gate = ["--loss.llds-gate", "token"]
+    assert train(out, micro, "--method", "grpo", *gate) == 2
+    assert "loss.llds_gate is of a term that grpo has not" in error_of(capsys)
+    assert not out.exists()
+    assert train(out, micro, "--method", "lp_reg", "--loss.sapo-ratio", "1") == 2
+    assert "loss.sapo_ratio" in error_of(capsys)
+    # turned on, or of no term that is a method
+    assert train(out, micro, "--loss.llds-coef", "0.1", *gate, "--loss.entropy-coef", "0.01") == 0
+    assert train(tmp_path / "sapo", micro, "--method", "sapo", *KEPT) == 0
+
+
+KEPT = ["--loss.llds-preserve", "positive"]  # SAPO reads it too
+
+
 def test_evaluate_and_report_read_a_run(micro, tmp_path, capsys):
     out = tmp_path / "run"
     train(out, micro)

@@ -261,33 +261,54 @@ def rivals() -> None:
 
 
 def paired() -> None:
-    """Rivals at 2e-4, with misses .35 and without: each seed's end, and paired differences."""
+    """Rivals at 2e-4, and with misses at their best rates: each seed's end, paired differences."""
 
     def key(given):
         name = "keep" if "keep_mixed" in given else given["method"]
-        name = NAMES[given.get("arm", name)]
-        return name, float(given.get("misses", 0)), float(given["lr"])
+        return float(given.get("misses", 0)), NAMES[given.get("arm", name)], float(given["lr"])
 
     runs, bases = found(("rivals.jsonl.gz",), key), weighed(*GRID)
-    for misses in (0.35, 0.0):
-        place = misses, A_POSITIVE
-        own = {"GRPO": bases[*place, 0.0, RIVAL_RATES[0]]}
-        kept = bases.get((*place, 0.2, RIVAL_RATES[0]), {})
-        own |= {"LLDS .2": kept} if kept else {}
-        arms = own | {n: run for (n, *at), run in runs.items() if at == [misses, RIVAL_RATES[0]]}
-        rows = []
-        for name, seeds in arms.items():
-            row = [name, *(f"{exam(seeds[seed]):.2f}" for seed in sorted(seeds))]
-            for k in (SAMPLED, GREEDY):
-                row.append(f"{fmean(exam(run, k) for run in seeds.values()):.2f}")
-            row.append("; ".join(fates(seeds)))
-            for base in own.values():
-                differences = [exam(seeds[s]) - exam(base[s]) for s in sorted(seeds)]
-                row.append(interval(differences) if seeds is not base else "")
-            rows.append([*row, f"{-mean(seeds, DRIFT, 10):.3f}"])
-        head = ["method", "seed 0", "1", "2", "mean", "greedy", "collapse"]
+    for misses, rate in ((0.35, 2e-4), (0.35, None), (0.0, 2e-4)):
+        names = {name for at, name, _ in runs if at == misses}
+        arms = {name: (misses, name, rate or best_rate(runs, misses, name)) for name in names}
+        own = {
+            name: bases[misses, A_POSITIVE, coef, rate or 1e-4]
+            for name, coef in (("GRPO", 0.0), ("LLDS .2", 0.2))
+            if (misses, A_POSITIVE, coef, rate or 1e-4) in bases
+        }
+        rows = [paired_row(name, seeds, own, rate or 1e-4) for name, seeds in own.items()]
+        rows += [
+            paired_row(name, runs[at], own, at[2])
+            for name, at in sorted(arms.items())
+            if at in runs
+        ]
+        head = ["method", "rate", "seeds", "ends", "mean", "greedy", "collapse"]
         head += [f"minus {name}" for name in own]
         print(f"misses {misses:g}\n{markdown_table([*head, 'drift, first ten batches'], rows)}")
+
+
+def best_rate(runs: Found, misses: float, name: str) -> float:
+    """The rate at which a method ends highest on seed 0."""
+    rates = [rate for at, who, rate in runs if (at, who) == (misses, name)]
+    return max(rates, key=lambda rate: exam(runs[misses, name, rate][0]))
+
+
+def paired_row(name: str, seeds: Mapping[int, Rows], own: Found, rate: float) -> list[str]:
+    """A method's ends, and their paired differences from the arms of `own`."""
+    ends = {seed: exam(seeds[seed]) for seed in sorted(seeds)}
+    row = [
+        name,
+        rate_text(rate),
+        " ".join(map(str, ends)),
+        " ".join(f"{e:.2f}" for e in ends.values()),
+    ]
+    for k in (SAMPLED, GREEDY):
+        row.append(f"{fmean(exam(run, k) for run in seeds.values()):.2f}")
+    row.append("; ".join(fates(seeds)))
+    for base in own.values():
+        differences = [end - exam(base[seed]) for seed, end in ends.items()]
+        row.append(interval(differences) if seeds is not base else "")
+    return [*row, f"{-mean(seeds, DRIFT, 10):.3f}"]
 
 
 FROM = 100  # the batch from which a long run is described

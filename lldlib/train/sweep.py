@@ -348,7 +348,7 @@ def grid_cells(grid: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
     names, cells, used = _ordered(grid), {}, set()
     for values in itertools.product(*(grid[name] for name in names)):
         chosen = dict(zip(names, values, strict=True))
-        kept = {k: v for k, v in chosen.items() if _applies(k, chosen["method"])}
+        kept = {k: v for k, v in chosen.items() if applies(k, method(chosen["method"]))}
         used |= kept.keys()
         path = out / cell_name(kept)
         recipe = built_in(kept.get("policy", TrainConfig.policy), kept.get("world"))
@@ -375,9 +375,8 @@ def _ordered(names: Mapping[str, Any]) -> list[str]:
     return sorted(names, key=lambda name: (name == "seed", name != "method", name))
 
 
-def _applies(name: str, method_name: str) -> bool:
-    """Whether the setting means anything to the method."""
-    preset = method(method_name)
-    if name == "llds_preserve" and (preset.sapo_coef or preset.old_kl_coef):
+def applies(name: str, loss: LossConfig) -> bool:
+    """Whether a setting means anything beside these: its term is on, or may be added to any."""
+    if name == "llds_preserve" and (loss.sapo_coef or loss.old_kl_coef):
         return True
-    return all(term.weight(preset) for term in OWN if name.startswith(f"{term.name}_"))
+    return all(term.weight(loss) for term in OWN if name.startswith(f"{term.name}_"))
