@@ -313,16 +313,18 @@ def train(
 
 
 def _refuse_idle(config: TrainConfig) -> None:
-    """ValueError for a setting that was given of a term that is off, as in a grid of sweep."""
-    from lldlib.train.sweep import applies
+    """ValueError for a setting that was given of a term that is off, as in a grid of sweep.
+
+    Its weight may be given: 0 turns a term off.
+    """
+    from lldlib.train.sweep import OWN, applies
 
     own, start = config.loss, {"policy": config.policy, "world": config.data.world}
     usual = train_config(config.method, seed=0, **start).loss
     given = [one.name for one in fields(own) if getattr(own, one.name) != getattr(usual, one.name)]
-    if idle := [name for name in given if not applies(name, own)]:
-        raise ValueError(
-            f"loss.{idle[0]} is of a term that {config.method} has not: turn it on, or drop this"
-        )
+    weights = {term.coef for term in OWN}
+    if idle := [name for name in given if name not in weights and not applies(name, own)]:
+        raise ValueError(f"loss.{idle[0]} is of a term that is off: turn it on, or drop this")
 
 
 train.__doc__ = train.__doc__.replace("ALL_METHODS", ", ".join(METHODS))

@@ -88,10 +88,11 @@ def test_a_setting_of_a_term_that_is_off_is_refused(micro, tmp_path, capsys):
     out = tmp_path / "run"
     gate = ["--loss.llds-gate", "token"]
     assert train(out, micro, "--method", "grpo", *gate) == 2
-    assert "loss.llds_gate is of a term that grpo has not" in error_of(capsys)
+    assert "loss.llds_gate is of a term that is off: turn it on" in error_of(capsys)
     assert not out.exists()
     assert train(out, micro, "--method", "lp_reg", "--loss.sapo-ratio", "1") == 2
     assert "loss.sapo_ratio" in error_of(capsys)
+    assert train(out, micro, "--method", "llds", "--loss.llds-coef", "0", "--dry-run") == 0
     # turned on, or of no term that is a method
     assert train(out, micro, "--loss.llds-coef", "0.1", *gate, "--loss.entropy-coef", "0.01") == 0
     assert train(tmp_path / "sapo", micro, "--method", "sapo", *KEPT) == 0

@@ -271,12 +271,13 @@ def paired() -> None:
     for misses, rate in ((0.35, 2e-4), (0.35, None), (0.0, 2e-4)):
         names = {name for at, name, _ in runs if at == misses}
         arms = {name: (misses, name, rate or best_rate(runs, misses, name)) for name in names}
+        usual = rate or 1e-4  # GRPO's own best with misses, and LLDS's by the rule
         own = {
-            name: bases[misses, A_POSITIVE, coef, rate or 1e-4]
+            name: bases[misses, A_POSITIVE, coef, usual]
             for name, coef in (("GRPO", 0.0), ("LLDS .2", 0.2))
-            if (misses, A_POSITIVE, coef, rate or 1e-4) in bases
+            if (misses, A_POSITIVE, coef, usual) in bases
         }
-        rows = [paired_row(name, seeds, own, rate or 1e-4) for name, seeds in own.items()]
+        rows = [paired_row(name, seeds, own, usual) for name, seeds in own.items()]
         rows += [
             paired_row(name, runs[at], own, at[2])
             for name, at in sorted(arms.items())
@@ -293,7 +294,9 @@ def best_rate(runs: Found, misses: float, name: str) -> float:
     return max(rates, key=lambda rate: exam(runs[misses, name, rate][0]))
 
 
-def paired_row(name: str, seeds: Mapping[int, Rows], own: Found, rate: float) -> list[str]:
+def paired_row(
+    name: str, seeds: Mapping[int, Rows], own: Mapping[str, Mapping[int, Rows]], rate: float
+) -> list[str]:
     """A method's ends, and their paired differences from the arms of `own`."""
     ends = {seed: exam(seeds[seed]) for seed in sorted(seeds)}
     row = [

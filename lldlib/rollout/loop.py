@@ -191,9 +191,7 @@ class Rollout:
         rows = [self._start(row, *pair) for row, pair in enumerate(asked)]
         most = self.config.max_tokens
         if full := sum(len(row.pending) >= most for row in rows):
-            told = (
-                "the prompts of %d of %d rows fill max_tokens %d, so nothing is answered: raise it"
-            )
+            told = "the prompts of %d of %d rows fill max_tokens %d, which leaves no room to answer"
             logger.warning(told, full, len(rows), most)
         left = rows
         with rounded(model, self.config.sampler_weights), unpacked(model):
